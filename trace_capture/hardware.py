@@ -1,0 +1,190 @@
+"""Hardware profiles: every number the clock of the simulator runs on, each saying where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+import tomlkit.exceptions
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trace_capture.errors import ProfileError
+from trace_capture.files import text_digest, write_text_atomic
+from trace_capture.samples import sample_folder
+
+PROFILE_SCHEMA_VERSION = 1
+
+Kind = Literal["measured", "data sheet", "derived", "guess"]
+
+
+class Quantity(BaseModel):
+    """A number with its origin. The unit is in the name of the field that holds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    kind: Kind
+    source: str = ""
+
+
+class LinkProfile(BaseModel):
+    """The path from host memory to the device (PCIe, NVLink-C2C, or an emulated link)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    h2d_bytes_per_s: Quantity
+    """Sustained rate of one large pinned copy from host to device."""
+    latency_ns: Quantity
+    """Time the link spends per copy beside moving bytes."""
+    issue_ns: Quantity
+    """Time the thread that submits a copy spends per copy."""
+    wakeup_ns: Quantity
+    """Time from the end of a copy until a thread that waits for it goes on."""
+
+
+class DeviceProfile(BaseModel):
+    """The device that runs the hot experts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    memory_bytes: Quantity
+    memory_bytes_per_s: Quantity
+    flops_per_s: Quantity
+    """Dense matrix throughput in the weights' precision."""
+    launch_ns: Quantity
+    """Cost of starting one group of kernels (a layer's attention, or its experts)."""
+
+
+class MeasuredCosts(BaseModel):
+    """Compute times of one model measured on this machine; tables over tokens per pass, interpolated between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    model: str
+    tokens: tuple[Annotated[int, Field(gt=0)], ...]
+    """Tokens per pass at which the tables below were measured, rising."""
+    dense_ns: tuple[float, ...]
+    """One layer beside its experts: attention, norms, router."""
+    experts_ns: tuple[float, ...]
+    """One layer's routed experts on the device."""
+    cpu_experts_ns: tuple[float, ...]
+    """One layer's routed experts on the CPU."""
+    pass_overhead_ns: tuple[float, ...]
+    """Per pass beside layers: embedding, head, sampling, generation loop."""
+    decide_ns: float
+    """Engine bookkeeping per layer when all experts are resident."""
+    decide_per_load_ns: float
+    """Further bookkeeping per load that is planned."""
+    predict_ns: float
+    """One prediction of the next layer's experts."""
+    samples: int = 0
+    """Decode passes behind the medians."""
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> MeasuredCosts:
+        if not self.tokens or list(self.tokens) != sorted(set(self.tokens)):
+            raise ValueError("tokens must rise and not be empty")
+        for name in ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns"):
+            if len(getattr(self, name)) != len(self.tokens):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.tokens)} token counts")
+        return self
+
+
+class HardwareProfile(BaseModel):
+    """A machine: link, device, and, where the machine was calibrated, measured compute times of a model.
+
+    With `measured` the simulator uses those times; without it, a roofline of the device's data sheet.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    schema_version: int = PROFILE_SCHEMA_VERSION
+    name: str
+    description: str = ""
+    emulated: bool = False
+    """True when the link or the device is emulated, which every report repeats."""
+    link: LinkProfile
+    device: DeviceProfile
+    measured: MeasuredCosts | None = None
+    error_band_ratio: float | None = None
+    """Half width of the band of predicted TPOT, from validation on this profile; None where nobody validated."""
+    error_band_source: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all numbers, as `sha256:<hex>`."""
+        return text_digest(self.model_dump_json())
+
+    def save(self, path: Path) -> None:
+        """Write the profile as TOML, atomically."""
+        document = tomlkit.document()
+        document.add(tomlkit.comment("Hardware profile of MoE Offload Studio. Units are in the names of the keys;"))
+        document.add(tomlkit.comment("kind is one of: measured, data sheet, derived, guess."))
+        for key, value in _without_none(self.model_dump(mode="json")).items():
+            document.add(key, tomlkit.item(_inline_quantities(value)))
+        write_text_atomic(path, tomlkit.dumps(document))
+
+    @staticmethod
+    def load(path: Path) -> HardwareProfile:
+        """Read a profile from a TOML file, or by the name of one that ships with the project.
+
+        Raises:
+            ProfileError: missing, not TOML, of another schema version, or a field is missing or wrong.
+        """
+        path = resolve_profile(path)
+        try:
+            raw = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        except OSError as error:
+            raise ProfileError(f"cannot read hardware profile {path}: {error.strerror}") from error
+        except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as error:
+            raise ProfileError(f"hardware profile {path} is not TOML: {error}; mend the line or calibrate again") from error
+        version = raw.get("schema_version")
+        if version != PROFILE_SCHEMA_VERSION:
+            raise ProfileError(f"hardware profile {path} has schema_version {version}, wanted {PROFILE_SCHEMA_VERSION}")
+        try:
+            return HardwareProfile.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ProfileError(f"hardware profile {path}: {place}: {first['msg']}; mend that key") from error
+
+
+def profile_names() -> list[str]:
+    """Names of the hardware profiles that ship with the project."""
+    return sorted(path.stem for path in (sample_folder() / "hardware").glob("*.toml"))
+
+
+def resolve_profile(path: Path) -> Path:
+    """The file of a profile given by path or by shipped name.
+
+    Raises:
+        ProfileError: neither exists.
+    """
+    path = Path(path)
+    shipped = sample_folder() / "hardware" / f"{path.name}.toml"
+    if path.is_file():
+        return path
+    if path.parent == Path() and shipped.is_file():
+        return shipped
+    raise ProfileError(
+        f"no hardware profile '{path}'; give a TOML file, one of {', '.join(profile_names()) or 'none shipped'}, "
+        "or make one with 'moe-studio calibrate'"
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
+    return value
+
+
+def _inline_quantities(value: Any) -> Any:
+    """Quantities on one line each, so that a person can read the file top to bottom."""
+    if not isinstance(value, dict):
+        return value
+    if "kind" in value and "value" in value:
+        inline = tomlkit.inline_table()
+        inline.update(value)
+        return inline
+    table = tomlkit.table()
+    for key, entry in value.items():
+        table.add(key, _inline_quantities(entry))
+    return table

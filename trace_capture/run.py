@@ -1,0 +1,174 @@
+"""A run: what one strategy did with one workload, simulated or measured. Both are this one type.
+
+A run is two files: `<name>.run.json`, a summary for people and programs, and `<name>.spans.parquet`, the timeline.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trace_capture.errors import TraceError
+from trace_capture.files import atomic_path, write_text_atomic
+
+RUN_SCHEMA_VERSION = 1
+RUN_SUFFIX = ".run.json"
+SPANS_SUFFIX = ".spans.parquet"
+
+TRACKS = ("link", "device", "cpu", "host")
+"""Serial servers: spans on one track never overlap."""
+SPAN_KINDS = ("load", "dense", "experts", "stall", "decide", "overhead")
+REASONS = ("", "demand", "prefetch", "utility")
+
+
+class Span(NamedTuple):
+    """One piece of work on one track. Times are nanoseconds since the run began; `expert` is -1 for none."""
+
+    track: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    pass_id: int
+    layer: int
+    expert: int = -1
+    num_bytes: int = 0
+    reason: str = ""
+
+
+class Metrics(BaseModel):
+    """The figures of a run. `hit` means the expert was on the device when its layer asked for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    ttft_ms: float = 0.0
+    """Time to first token: mean over sequences of the prefill pass."""
+    tpot_ms: float = 0.0
+    """Time per output token: mean over decode tokens."""
+    tpot_p90_ms: float = 0.0
+    tpot_terms_ms: dict[str, float] = Field(default_factory=dict)
+    """Parts of `tpot_ms` by name; they add up to it."""
+    tokens_per_s: float = 0.0
+    lookups: int = 0
+    hits: int = 0
+    late_prefetches: int = 0
+    """Look-ups whose copy was under way, so that only a rest of it was waited for."""
+    hit_rate: float = 0.0
+    """hits / lookups, prefill included."""
+    decode_hit_rate: float = 0.0
+    """hits / lookups over decode passes alone."""
+    loads: int = 0
+    demand_loads: int = 0
+    prefetch_loads: int = 0
+    prefetch_used: int = 0
+    """Prefetched experts that their layer then asked for."""
+    evictions: int = 0
+    bytes_loaded: int = 0
+    bytes_per_token: float = 0.0
+    """Bytes over the link per decode token."""
+
+
+class RunInfo(BaseModel):
+    """What was run, on what, with which inputs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = RUN_SCHEMA_VERSION
+    kind: Literal["simulated", "measured"]
+    label: str
+    emulated: bool
+    """True when the device or its link is emulated: shown wherever the figures are."""
+    model: str
+    hardware: str
+    hardware_digest: str = ""
+    trace_digest: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    metrics: Metrics
+    error_band_ratio: float | None = None
+    """Half width of the band around a predicted TPOT, as a share of it; None where nothing was validated."""
+    bounds: dict[str, float] = Field(default_factory=dict)
+    """Lower bounds on TPOT in ms by name, and the best possible hit rate."""
+    notes: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulated or measured run.
+
+    Attributes:
+        info: provenance and metrics.
+        token_ns: duration of each decode pass, int64 [decode passes].
+        spans: the timeline, possibly empty.
+        texts: generated texts of a measured run.
+    """
+
+    info: RunInfo
+    token_ns: npt.NDArray[np.int64]
+    spans: tuple[Span, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The figures of the run."""
+        return self.info.metrics
+
+    def save(self, folder: Path, name: str) -> Path:
+        """Write `<name>.run.json` and `<name>.spans.parquet` into `folder`; give the path of the first."""
+        folder = Path(folder)
+        summary = folder / f"{name}{RUN_SUFFIX}"
+        with atomic_path(folder / f"{name}{SPANS_SUFFIX}") as temporary:
+            pq.write_table(spans_table(self.spans), temporary, compression="zstd")
+        record = {"info": self.info.model_dump(), "token_ns": self.token_ns.tolist(), "texts": list(self.texts)}
+        write_text_atomic(summary, json.dumps(record, indent=1) + "\n")
+        return summary
+
+    @staticmethod
+    def load(path: Path) -> Run:
+        """Read a run by its `.run.json`.
+
+        Raises:
+            TraceError: the file is missing, damaged or of another schema version.
+        """
+        path = Path(path)
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            version = record["info"]["schema_version"]
+            if version != RUN_SCHEMA_VERSION:
+                raise TraceError(f"{path} has run schema version {version}, this program reads {RUN_SCHEMA_VERSION}")
+            info = RunInfo.model_validate(record["info"])
+            token_ns = np.asarray(record["token_ns"], dtype=np.int64)
+            texts = tuple(record["texts"])
+        except OSError as error:
+            raise TraceError(f"cannot read run {path}: {error.strerror}; give the path of a {RUN_SUFFIX} file") from error
+        except (KeyError, TypeError, json.JSONDecodeError, ValidationError, OverflowError) as error:
+            raise TraceError(f"{path} is not a run record ({str(error).splitlines()[0]}); run it again") from error
+        return Run(info, token_ns, _read_spans(path), texts)
+
+
+def spans_table(spans: tuple[Span, ...]) -> pa.Table:
+    """Spans as an Arrow table, one column per field of `Span`."""
+    columns = list(zip(*spans, strict=True)) if spans else [()] * len(Span._fields)
+    kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.string()]
+    arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pa.table(arrays, names=list(Span._fields))
+
+
+def _read_spans(summary: Path) -> tuple[Span, ...]:
+    path = summary.with_name(summary.name.removesuffix(RUN_SUFFIX) + SPANS_SUFFIX)
+    if not path.is_file():
+        return ()
+    try:
+        table = pq.read_table(path)
+        return tuple(Span(*row) for row in zip(*(table.column(name).to_pylist() for name in Span._fields), strict=True))
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise TraceError(f"{path} cannot be read ({str(error).splitlines()[0]}); run it again") from error
