@@ -1,0 +1,159 @@
+"""How long each piece of a pass takes, in whole nanoseconds, from a hardware profile and a model shape."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+from trace_capture.errors import ProfileError
+from trace_capture.hardware import HardwareProfile, MeasuredCosts
+from trace_capture.model_shape import ModelShape
+
+TERMS = ("dense", "experts", "decide", "issue", "predict", "stall", "overhead")
+"""Parts of a pass's time; they add up to it.
+
+dense: attention, norms, router and shared experts of all layers. experts: routed experts on the device. decide:
+bookkeeping of the engine. issue: submitting copies. predict: predicting the next layer's experts. stall: waiting
+for the link. overhead: embedding, head, sampling, generation loop.
+"""
+
+
+class ComputeCosts(Protocol):
+    """Time of the parts that do not depend on the link."""
+
+    def dense_ns(self, layer: int, tokens: int, context: int) -> int:
+        """One layer beside its routed experts, for `tokens` in the pass and `context` tokens in the cache."""
+
+    def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """`experts` of the `active` experts of a layer on the device, in one group of kernels."""
+
+    def overhead_ns(self, tokens: int) -> int:
+        """Per pass beside its layers."""
+
+    def decide_ns(self, loads: int) -> int:
+        """Engine bookkeeping for one layer with `loads` planned loads."""
+
+    def predict_ns(self, layer: int) -> int:
+        """Predicting the experts of the layer after `layer`."""
+
+
+class MeasuredCompute:
+    """Compute times from a calibration on this machine."""
+
+    def __init__(self, costs: MeasuredCosts) -> None:
+        self._costs = costs
+
+    def dense_ns(self, layer: int, tokens: int, context: int) -> int:
+        """See `ComputeCosts`."""
+        return interpolate_ns(self._costs.tokens, self._costs.dense_ns, tokens)
+
+    def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """See `ComputeCosts`. A layer run in waves is charged by the share of experts in the wave, but never
+        less than a one-token call."""
+        whole = interpolate_ns(self._costs.tokens, self._costs.experts_ns, tokens)
+        if experts == active:
+            return whole
+        return max(round(whole * experts / active), interpolate_ns(self._costs.tokens, self._costs.experts_ns, 1))
+
+    def overhead_ns(self, tokens: int) -> int:
+        """See `ComputeCosts`."""
+        return interpolate_ns(self._costs.tokens, self._costs.pass_overhead_ns, tokens)
+
+    def decide_ns(self, loads: int) -> int:
+        """See `ComputeCosts`."""
+        return round(self._costs.decide_ns + loads * self._costs.decide_per_load_ns)
+
+    def predict_ns(self, layer: int) -> int:
+        """See `ComputeCosts`."""
+        return round(self._costs.predict_ns)
+
+
+class RooflineCompute:
+    """Compute times from a data sheet: the larger of bytes over memory rate and operations over throughput, plus
+    a launch. Two operations per weight and token; bookkeeping and prediction are charged as launches."""
+
+    def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
+        device = profile.device
+        self._bytes_per_s = _positive(device.memory_bytes_per_s.value, "device.memory_bytes_per_s", profile)
+        self._flops_per_s = _positive(device.flops_per_s.value, "device.flops_per_s", profile)
+        self._launch_ns = device.launch_ns.value
+        self._shape = shape
+        self._weight_bytes = WEIGHT_BYTES.get(shape.weight_dtype, 2.0)
+
+    def dense_ns(self, layer: int, tokens: int, context: int) -> int:
+        """See `ComputeCosts`."""
+        cache_bytes = self._shape.kv_bytes_per_token / self._shape.num_layers * context
+        return self._roofline(self._shape.dense_bytes[layer], tokens, cache_bytes)
+
+    def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """See `ComputeCosts`."""
+        rows_per_expert = tokens * self._shape.top_k / active
+        return self._roofline(experts * self._shape.expert_bytes[layer], rows_per_expert, 0.0)
+
+    def overhead_ns(self, tokens: int) -> int:
+        """See `ComputeCosts`."""
+        return self._roofline(self._shape.head_bytes, 1, 0.0)
+
+    def decide_ns(self, loads: int) -> int:
+        """See `ComputeCosts`."""
+        return round(self._launch_ns)
+
+    def predict_ns(self, layer: int) -> int:
+        """See `ComputeCosts`."""
+        return round(self._launch_ns)
+
+    def _roofline(self, weight_bytes: float, rows: float, other_bytes: float) -> int:
+        flops = 2.0 * rows * weight_bytes / self._weight_bytes
+        seconds = max((weight_bytes + other_bytes) / self._bytes_per_s, flops / self._flops_per_s)
+        return round(seconds * 1e9 + self._launch_ns)
+
+
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
+"""Bytes per weight by dtype; quantised formats not listed are taken as two bytes for operation counts."""
+
+
+class CostModel:
+    """All costs of one model on one machine.
+
+    Uses the measured tables where the profile was calibrated with this very model, else the data sheet.
+
+    Raises:
+        ProfileError: a rate that is needed is zero.
+    """
+
+    def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
+        link = profile.link
+        self._bytes_per_s = _positive(link.h2d_bytes_per_s.value, "link.h2d_bytes_per_s", profile)
+        self._latency_ns = link.latency_ns.value
+        self.issue_ns = round(link.issue_ns.value)
+        self.wakeup_ns = round(link.wakeup_ns.value)
+        measured = profile.measured
+        self.is_measured = measured is not None and measured.model == shape.name
+        self.compute: ComputeCosts
+        if measured is not None and self.is_measured:
+            self.compute = MeasuredCompute(measured)
+        else:
+            self.compute = RooflineCompute(profile, shape)
+
+    def copy_ns(self, num_bytes: int) -> int:
+        """One copy over the link, from its start to its landing."""
+        return round(self._latency_ns + num_bytes / self._bytes_per_s * 1e9)
+
+
+def interpolate_ns(points: Sequence[int], values: Sequence[float], at: int) -> int:
+    """Linear interpolation; beyond the last point in proportion to tokens, below the first its value."""
+    if at <= points[0]:
+        return round(values[0])
+    if at >= points[-1]:
+        return round(values[-1] * at / points[-1])
+    right = bisect_left(points, at)
+    left = right - 1
+    share = (at - points[left]) / (points[right] - points[left])
+    return round(values[left] + share * (values[right] - values[left]))
+
+
+def _positive(value: float, name: str, profile: HardwareProfile) -> float:
+    if value <= 0:
+        raise ProfileError(f"hardware profile '{profile.name}' has {name} = 0, which is needed here; give a rate above 0")
+    return value

@@ -1,0 +1,88 @@
+"""How a budget becomes partitions of device memory: one per layer, or one for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.policies.config import CacheConfig
+from trace_capture.errors import ConfigError
+from trace_capture.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Partitions of device memory.
+
+    Attributes:
+        partition_of_layer: partition of each MoE layer [L].
+        partition_bytes: size of each partition.
+    """
+
+    partition_of_layer: tuple[int, ...]
+    partition_bytes: tuple[int, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Device memory for experts."""
+        return sum(self.partition_bytes)
+
+
+def plan_capacity(cache: CacheConfig, shape: ModelShape) -> Capacity:
+    """Turn the sizes of a cache configuration into partitions for a model.
+
+    Raises:
+        ConfigError: a partition could not hold the top-k experts of one of its layers.
+    """
+    layers = shape.num_moe_layers
+    if cache.slots_per_layer is not None:
+        if len(cache.slots_per_layer) != layers:
+            raise ConfigError(
+                f"cache.slots_per_layer has {len(cache.slots_per_layer)} entries, {shape.name} has {layers} MoE layers"
+            )
+        slots = list(cache.slots_per_layer)
+    else:
+        budget = _budget_bytes(cache, shape)
+        if cache.scope == "global":
+            _check_room(budget, max(shape.expert_bytes) * shape.top_k, budget, shape)
+            return Capacity((0,) * layers, (budget,))
+        slots = even_slots(budget, shape)
+    for layer, count in enumerate(slots):
+        if not shape.top_k <= count <= shape.num_experts:
+            raise ConfigError(
+                f"layer {shape.moe_layer_ids[layer]} gets {count} expert slots; it needs at least its top-k of "
+                f"{shape.top_k} (and has {shape.num_experts} experts): change cache.slots_per_layer"
+            )
+    sizes = tuple(count * size for count, size in zip(slots, shape.expert_bytes, strict=True))
+    return Capacity(tuple(range(layers)), sizes)
+
+
+def even_slots(budget_bytes: int, shape: ModelShape) -> list[int]:
+    """Slots per layer [L] that differ by at most one between layers and fit the budget.
+
+    Raises:
+        ConfigError: the budget does not hold the top-k experts of every layer.
+    """
+    one_each = sum(shape.expert_bytes)
+    _check_room(budget_bytes, one_each * shape.top_k, budget_bytes, shape)
+    base = min(budget_bytes // one_each, shape.num_experts)
+    slots = [base] * shape.num_moe_layers
+    left = budget_bytes - base * one_each
+    for layer, size in enumerate(shape.expert_bytes):
+        if base < shape.num_experts and size <= left:
+            slots[layer] += 1
+            left -= size
+    return slots
+
+
+def _budget_bytes(cache: CacheConfig, shape: ModelShape) -> int:
+    if cache.budget_bytes is not None:
+        return cache.budget_bytes
+    return round((cache.budget_ratio or 0.0) * shape.total_expert_bytes)
+
+
+def _check_room(have_bytes: int, need_bytes: int, budget_bytes: int, shape: ModelShape) -> None:
+    if have_bytes < need_bytes:
+        raise ConfigError(
+            f"a budget of {budget_bytes:,} bytes cannot hold the top-{shape.top_k} experts that {shape.name} needs at "
+            f"once; give at least {need_bytes:,} bytes ({need_bytes / shape.total_expert_bytes:.3f} of all experts)"
+        )

@@ -1,0 +1,143 @@
+"""What a user chooses: cache, prefetch, device. One schema for simulator, tuner, engine, export and dashboard."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from simulator.policies.cache import CACHE_POLICIES
+from simulator.policies.errors import unknown_name
+from simulator.policies.prefetch import PREFETCH_POLICIES
+from trace_capture.errors import ConfigError
+
+CONFIG_SCHEMA_VERSION = 1
+
+
+class CacheConfig(BaseModel):
+    """Device memory for experts and who leaves it. Give exactly one of the three sizes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    policy: str = "lru"
+    scope: Literal["layer", "global"] = "layer"
+    """`layer`: every layer has slots of its own; `global`: all layers share one pool."""
+    slots_per_layer: tuple[int, ...] | None = None
+    """Experts that each MoE layer may keep on the device [L]; only with scope `layer`."""
+    budget_bytes: int | None = Field(default=None, gt=0)
+    budget_ratio: float | None = Field(default=None, gt=0, le=1)
+    """Share of all experts' bytes."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, name: str) -> str:
+        if name not in CACHE_POLICIES:
+            raise unknown_name("cache policy", name, CACHE_POLICIES)
+        return name
+
+    @model_validator(mode="after")
+    def _one_size(self) -> CacheConfig:
+        sizes = [self.slots_per_layer, self.budget_bytes, self.budget_ratio]
+        given = [size for size in sizes if size is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of slots_per_layer, budget_bytes, budget_ratio")
+        if self.slots_per_layer is not None and self.scope == "global":
+            raise ValueError("slots_per_layer needs scope = 'layer'; with scope = 'global' give budget_bytes")
+        return self
+
+
+class PrefetchConfig(BaseModel):
+    """What is loaded ahead of the router."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    source: str = "none"
+    max_experts: int | None = Field(default=None, gt=0)
+    """At most so many experts of the next layer; None for all that the source names."""
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, name: str) -> str:
+        if name not in PREFETCH_POLICIES:
+            raise unknown_name("prefetch source", name, PREFETCH_POLICIES)
+        return name
+
+
+class DeviceConfig(BaseModel):
+    """Where the slots are. The link's numbers are used by the emulated device alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    backend: Literal["auto", "cuda", "emulated"] = "auto"
+    """`auto`: CUDA where the model is on a CUDA device, else emulated."""
+    h2d_bytes_per_s: float = Field(default=25.7e9, gt=0)
+    latency_ns: int = Field(default=10_000, ge=0)
+    serial: bool = False
+    """True: every load is waited for where it is issued, so nothing overlaps and decisions cannot depend on
+    timing. For debugging and parity checks."""
+
+
+class Provenance(BaseModel):
+    """Where a tuned configuration comes from and what it promises."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    model: str
+    trace_digest: str
+    hardware: str
+    hardware_digest: str
+    predicted_tpot_ms: float
+    """On held-out tokens of the trace."""
+    predicted_hit_rate: float
+    error_band_ratio: float | None = None
+    candidates: int = 0
+    """Configurations that were simulated."""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class OffloadConfig(BaseModel):
+    """A complete offload configuration.
+
+    Raises:
+        pydantic.ValidationError: from the constructor; `parse_config` turns it into a `ConfigError`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    schema_version: Literal[1] = CONFIG_SCHEMA_VERSION
+    label: str = ""
+    cache: CacheConfig
+    prefetch: PrefetchConfig = PrefetchConfig()
+    device: DeviceConfig = DeviceConfig()
+    provenance: Provenance | None = None
+
+    @staticmethod
+    def for_fraction(ratio: float, **device: Any) -> OffloadConfig:
+        """A plain LRU configuration that gives about `ratio` of all experts a slot.
+
+        Args:
+            ratio: share of the experts' bytes to keep on the device, in (0, 1].
+            device: fields of `DeviceConfig`, such as `h2d_bytes_per_s` of an emulated link.
+        """
+        return parse_config({"cache": {"budget_ratio": ratio}, "device": device})
+
+    @property
+    def title(self) -> str:
+        """The label, or a description of the choices where there is none."""
+        if self.label:
+            return self.label
+        prefetch = "" if self.prefetch.source == "none" else f" + {self.prefetch.source}"
+        return f"{self.cache.policy}/{self.cache.scope}{prefetch}"
+
+
+def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadConfig:
+    """Check a nested dictionary and make a configuration of it.
+
+    Raises:
+        ConfigError: naming the first key that is unknown, missing or wrong.
+    """
+    version = raw.get("schema_version", CONFIG_SCHEMA_VERSION)
+    if version != CONFIG_SCHEMA_VERSION:
+        raise ConfigError(f"{where}: schema_version is {version}, this program reads {CONFIG_SCHEMA_VERSION}")
+    try:
+        return OffloadConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "configuration"
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {place}: {message}; mend that key") from error

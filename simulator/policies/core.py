@@ -1,0 +1,307 @@
+"""The offload core: it sees routing, predictions and landings, and says what to load, evict, cancel and wait for.
+
+It is written like a sans-I/O protocol: calls in, plans out. It never sleeps and knows no tensors, files or clock.
+Two drivers carry its plans out, the SimPy machine and the live engine, with the same calls in the same order:
+
+    begin_pass
+    for each MoE layer:
+        landed ...                      every copy that has finished since, in order of landing
+        layer_routed                    -> stale prefetches; the driver tries to cancel, reports `cancelled`
+        until next_wave gives None:
+            next_wave                   -> loads to submit, keys to wait for, experts to run
+            plan_prefetch               once, after the first wave's loads were submitted -> loads to submit
+            landed ...                  until everything waited for is there
+            wave_done
+        layer_done
+
+A layer normally is one wave. It is several when its active experts do not fit its partition at once (prefill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from simulator.policies.cache import CachePolicy, Key, make_cache_policy
+from simulator.policies.capacity import Capacity, plan_capacity
+from simulator.policies.config import OffloadConfig
+from simulator.policies.prefetch import PrefetchPolicy, make_prefetch_policy
+from trace_capture.model_shape import ModelShape
+
+DEMAND_PRIORITY = 0
+PREFETCH_PRIORITY = 1
+
+
+class Load(NamedTuple):
+    """Copy one expert to the device. `evicts` have left by the time the copy may start."""
+
+    key: Key
+    num_bytes: int
+    reason: str
+    priority: int
+    evicts: tuple[Key, ...]
+
+
+class Wave(NamedTuple):
+    """Experts of a layer that are computed together once everything in `wait` has landed.
+
+    `experts` is empty when the layer must first wait for stray copies to land before it can make room.
+    """
+
+    experts: tuple[int, ...]
+    loads: tuple[Load, ...]
+    wait: tuple[Key, ...]
+
+
+@dataclass
+class Counters:
+    """What the decisions came to. `hits` were resident when asked for, `late` were on their way."""
+
+    lookups: int = 0
+    hits: int = 0
+    late: int = 0
+    demand_loads: int = 0
+    prefetch_loads: int = 0
+    prefetch_used: int = 0
+    evictions: int = 0
+    bytes_loaded: int = 0
+
+
+class OffloadCore:
+    """Residency and decisions for one model.
+
+    Args:
+        shape: layers and bytes per expert.
+        capacity: partitions of device memory.
+        cache: makes one eviction policy per partition.
+        prefetch: what to load ahead.
+        max_prefetch: at most so many experts are named per layer; None for no limit.
+        log: if given, every call and every plan is appended to it as a tuple.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        capacity: Capacity,
+        cache: Sequence[CachePolicy],
+        prefetch: PrefetchPolicy,
+        max_prefetch: int | None = None,
+        log: list[tuple[Any, ...]] | None = None,
+    ) -> None:
+        self._expert_bytes = shape.expert_bytes
+        self._num_layers = shape.num_moe_layers
+        self._partition_of_layer = capacity.partition_of_layer
+        self._free_bytes = list(capacity.partition_bytes)
+        self._cache = list(cache)
+        self.prefetch = prefetch
+        self._max_prefetch = max_prefetch
+        self._log = log
+        self._resident: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
+        """Per layer: experts with a place on the device; True when the copy has landed, False until then."""
+        self._pending: dict[Key, None] = {}
+        """Copies that are queued or in flight, in order of submission."""
+        self._reason: dict[Key, str] = {}
+        """Why a key was loaded, until its first use."""
+        self._active: set[Key] = set()
+        self._foreseen: set[Key] = set()
+        """Keys that the next layer is expected to ask for; a prefetch must not evict them."""
+        self._remaining: list[int] = []
+        self._wave: tuple[int, ...] = ()
+        self._layer = -1
+        self._prefill = False
+        self.prefill_counters = Counters()
+        self.decode_counters = Counters()
+        self._counters = self.decode_counters
+
+    @staticmethod
+    def from_config(
+        config: OffloadConfig, shape: ModelShape, log: list[tuple[Any, ...]] | None = None
+    ) -> OffloadCore:
+        """The core that a configuration describes.
+
+        Raises:
+            ConfigError: the budget is too small, or a policy's name is unknown.
+        """
+        capacity = plan_capacity(config.cache, shape)
+        policies = [make_cache_policy(config.cache.policy) for _ in capacity.partition_bytes]
+        prefetch = make_prefetch_policy(config.prefetch.source)
+        return OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, log)
+
+    def begin_pass(self, is_prefill: bool) -> None:
+        """A forward pass starts. Nothing is prefetched in a prefill, where nearly every expert is active."""
+        self._record("begin_pass", is_prefill)
+        self._prefill = is_prefill
+        self._counters = self.prefill_counters if is_prefill else self.decode_counters
+
+    def landed(self, key: Key) -> None:
+        """The copy of `key` has finished."""
+        self._record("landed", key)
+        self._resident[key[0]][key[1]] = True
+        del self._pending[key]
+
+    def cancelled(self, key: Key) -> None:
+        """A queued copy of `key` was withdrawn before it began."""
+        self._record("cancelled", key)
+        self._leave(key)
+        self._counters.bytes_loaded -= self._expert_bytes[key[0]]
+        self._counters.prefetch_loads -= 1
+
+    def layer_routed(self, layer: int, experts: Sequence[int]) -> tuple[Key, ...]:
+        """The router of `layer` chose `experts` (distinct, in order). Gives queued copies for this layer that are
+        no longer wanted; the driver may cancel those that have not begun."""
+        self._record("layer_routed", layer, tuple(experts))
+        self._layer = layer
+        self._remaining = list(experts)
+        self._active = {(layer, expert) for expert in experts}
+        self._foreseen.clear()
+        self.prefetch.observe(layer, experts)
+        counters = self._counters
+        counters.lookups += len(experts)
+        resident = self._resident[layer]
+        for expert in experts:
+            landed = resident.get(expert)
+            if landed is None:
+                continue
+            counters.hits += landed
+            counters.late += not landed
+            if self._reason.pop((layer, expert), "") == "prefetch":
+                counters.prefetch_used += 1
+        return tuple(key for key in self._pending if key[0] == layer and key not in self._active)
+
+    def next_wave(self) -> Wave | None:
+        """What the routed layer does next, or None when all its experts have run."""
+        if not self._remaining:
+            return None
+        layer = self._layer
+        resident = self._resident[layer]
+        loads: list[Load] = []
+        for expert in self._remaining:
+            if expert in resident:
+                continue
+            key = (layer, expert)
+            evicts = self._make_room(key, demand=True)
+            if evicts is None:
+                break
+            loads.append(self._load(key, "demand", DEMAND_PRIORITY, evicts))
+        experts = tuple(expert for expert in self._remaining if expert in resident)
+        wait = tuple((layer, expert) for expert in experts if not resident[expert])
+        partition = self._partition_of_layer[layer]
+        if not experts:  # copies nobody asked for fill the partition: once landed, they can be evicted
+            wait = tuple(key for key in self._pending if self._partition_of_layer[key[0]] == partition)
+        policy = self._cache[partition]
+        for expert in experts:
+            policy.used((layer, expert))
+        self._wave = experts
+        wave = Wave(experts, tuple(loads), wait)
+        self._record("wave", wave)
+        return wave
+
+    def plan_prefetch(self, predicted: Sequence[int]) -> tuple[Load, ...]:
+        """Loads for the layer after the routed one; `predicted` are the ids of `prefetch.prediction`, if it has one.
+
+        Experts are taken in order until no room can be made without touching what this layer or the next needs.
+        """
+        self._record("plan_prefetch", tuple(predicted))
+        target = self._layer + 1
+        if self._prefill or target >= self._num_layers:
+            return ()
+        wanted = [(target, expert) for expert in self.prefetch.select(target, predicted)][: self._max_prefetch]
+        self._foreseen.update(wanted)
+        loads: list[Load] = []
+        for key in wanted:
+            if key[1] in self._resident[target]:
+                continue
+            evicts = self._make_room(key, demand=False)
+            if evicts is None:
+                break
+            loads.append(self._load(key, "prefetch", PREFETCH_PRIORITY, evicts))
+        self._record("prefetch", tuple(loads))
+        return tuple(loads)
+
+    def wave_done(self) -> None:
+        """The experts of the last wave have run."""
+        self._record("wave_done")
+        done = set(self._wave)
+        self._remaining = [expert for expert in self._remaining if expert not in done]
+        self._active = {(self._layer, expert) for expert in self._remaining}
+        self._wave = ()
+
+    def layer_done(self) -> tuple[Key, ...]:
+        """All experts of the layer have run. Gives keys that the cache policy drops now."""
+        self._record("layer_done")
+        self._active = set()
+        layer = self._layer
+        policy = self._cache[self._partition_of_layer[layer]]
+        present = [(layer, expert) for expert, landed in self._resident[layer].items() if landed]
+        dropped = tuple(policy.expired(present))
+        for key in dropped:
+            self._leave(key)
+            self._counters.evictions += 1
+        return dropped
+
+    def is_landed(self, key: Key) -> bool:
+        """Whether `key` is on the device and its copy has finished."""
+        return self._resident[key[0]].get(key[1], False)
+
+    def resident_bytes(self) -> int:
+        """Bytes of device memory taken by experts, those on their way included."""
+        sizes = zip(self._resident, self._expert_bytes, strict=True)
+        return sum(len(resident) * size for resident, size in sizes)
+
+    def resident(self) -> list[Key]:
+        """Keys with a place on the device, those on their way included."""
+        return [(layer, expert) for layer, resident in enumerate(self._resident) for expert in resident]
+
+    def _load(self, key: Key, reason: str, priority: int, evicts: tuple[Key, ...]) -> Load:
+        size = self._expert_bytes[key[0]]
+        partition = self._partition_of_layer[key[0]]
+        self._resident[key[0]][key[1]] = False
+        self._pending[key] = None
+        self._free_bytes[partition] -= size
+        self._cache[partition].admitted(key)
+        counters = self._counters
+        counters.bytes_loaded += size
+        if reason == "demand":
+            counters.demand_loads += 1
+        else:
+            counters.prefetch_loads += 1
+            self._reason[key] = reason
+        return Load(key, size, reason, priority, evicts)
+
+    def _make_room(self, key: Key, demand: bool) -> tuple[Key, ...] | None:
+        """Evict until `key` fits; None, with nothing evicted, when it cannot."""
+        partition = self._partition_of_layer[key[0]]
+        size = self._expert_bytes[key[0]]
+        if self._free_bytes[partition] >= size:
+            return ()
+        policy = self._cache[partition]
+        victims: list[Key] = []
+        freed = self._free_bytes[partition]
+        while freed < size:
+            victim = policy.choose_victim(lambda other: self._can_leave(other, demand) and other not in victims)
+            if victim is None:
+                return None
+            victims.append(victim)
+            freed += self._expert_bytes[victim[0]]
+        for victim in victims:
+            self._leave(victim)
+            self._counters.evictions += 1
+        return tuple(victims)
+
+    def _can_leave(self, key: Key, demand: bool) -> bool:
+        """Copies under way stay; so does what this layer still needs, and for a prefetch what the next may need."""
+        landed = self._resident[key[0]][key[1]]
+        return landed and key not in self._active and (demand or key not in self._foreseen)
+
+    def _leave(self, key: Key) -> None:
+        partition = self._partition_of_layer[key[0]]
+        del self._resident[key[0]][key[1]]
+        self._pending.pop(key, None)
+        self._reason.pop(key, None)
+        self._free_bytes[partition] += self._expert_bytes[key[0]]
+        self._cache[partition].removed(key)
+
+    def _record(self, *entry: Any) -> None:
+        if self._log is not None:
+            self._log.append(entry)

@@ -1,0 +1,126 @@
+"""`simulate`: one trace, one machine, one configuration in; a `Run` out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulator.bounds import tpot_bounds
+from simulator.cost_model import TERMS, CostModel
+from simulator.machine import Machine, PassTimes
+from simulator.policies.config import OffloadConfig
+from simulator.policies.core import Counters, OffloadCore
+from trace_capture.errors import TraceError
+from trace_capture.hardware import HardwareProfile
+from trace_capture.run import Metrics, Run, RunInfo
+from trace_capture.trace import Phase, Trace
+from trace_capture.versions import software_versions
+
+
+def simulate(
+    trace: Trace,
+    hardware: HardwareProfile,
+    config: OffloadConfig,
+    *,
+    record_spans: bool = False,
+    log: list[tuple[Any, ...]] | None = None,
+) -> Run:
+    """Replay a trace with the policies of a configuration on a machine.
+
+    Args:
+        trace: routing of a real or synthetic workload.
+        hardware: link and device; measured compute times are used where they belong to the trace's model.
+        config: cache, prefetch and budget.
+        record_spans: keep the timeline in the run.
+        log: if given, every call to the offload core and every plan is appended to it.
+
+    Returns:
+        A run of kind `simulated`; times are whole nanoseconds and the same for the same inputs.
+
+    Raises:
+        ConfigError: the budget does not hold a layer's top-k.
+        TraceError: the trace is empty or lacks predictions that the configuration needs.
+        ProfileError: the profile lacks a rate that is needed.
+    """
+    if trace.num_tokens == 0:
+        raise TraceError("the trace has no rows, so there is nothing to replay; capture it again")
+    costs = CostModel(hardware, trace.shape)
+    core = OffloadCore.from_config(config, trace.shape, log)
+    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans)
+    machine.run()
+    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
+    info = RunInfo(
+        kind="simulated",
+        label=config.title,
+        emulated=hardware.emulated,
+        model=trace.shape.name,
+        hardware=hardware.name,
+        hardware_digest=hardware.digest,
+        trace_digest=trace.digest,
+        config=config.model_dump(mode="json", exclude_none=True),
+        versions=software_versions("simpy", "numpy"),
+        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters),
+        error_band_ratio=hardware.error_band_ratio,
+        bounds=tpot_bounds(trace, machine.passes, costs, config),
+        notes=_notes(trace, hardware, costs),
+    )
+    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()) if record_spans else ())
+
+
+def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters) -> Metrics:
+    """The metrics of a run from its passes and the counters of its core."""
+    first = [times for times in passes if times.phase == Phase.PREFILL]
+    later = [times for times in passes if times.phase != Phase.PREFILL]
+    tokens = sum(times.tokens for times in later)
+    lookups = prefill.lookups + decode.lookups
+    hits = prefill.hits + decode.hits
+    loads = _loads(prefill) + _loads(decode)
+    total_ns = sum(times.total_ns for times in later)
+    per_token_ns = [times.total_ns / times.tokens for times in later]
+    return Metrics(
+        prefill_tokens=sum(times.tokens for times in first),
+        decode_tokens=tokens,
+        ttft_ms=_mean([times.total_ns for times in first]) / 1e6,
+        tpot_ms=total_ns / tokens / 1e6 if tokens else 0.0,
+        tpot_p90_ms=float(np.percentile(per_token_ns, 90)) / 1e6 if per_token_ns else 0.0,
+        tpot_terms_ms={
+            name: sum(times.terms_ns[name] for times in later) / tokens / 1e6 if tokens else 0.0 for name in TERMS
+        },
+        tokens_per_s=tokens / total_ns * 1e9 if total_ns else 0.0,
+        lookups=lookups,
+        hits=hits,
+        late_prefetches=prefill.late + decode.late,
+        hit_rate=hits / lookups if lookups else 0.0,
+        decode_hit_rate=decode.hits / decode.lookups if decode.lookups else 0.0,
+        loads=loads,
+        demand_loads=prefill.demand_loads + decode.demand_loads,
+        prefetch_loads=prefill.prefetch_loads + decode.prefetch_loads,
+        prefetch_used=prefill.prefetch_used + decode.prefetch_used,
+        evictions=prefill.evictions + decode.evictions,
+        bytes_loaded=prefill.bytes_loaded + decode.bytes_loaded,
+        bytes_per_token=decode.bytes_loaded / tokens if tokens else 0.0,
+    )
+
+
+def _loads(counters: Counters) -> int:
+    return counters.demand_loads + counters.prefetch_loads
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[str]:
+    notes = []
+    if hardware.emulated:
+        notes.append("emulated link: copies are paced to the profile's rate, not those of a PCIe link")
+    if not costs.is_measured:
+        notes.append("compute times come from the data sheet of the profile, not from a measurement")
+    if hardware.error_band_ratio is None:
+        notes.append("no error band: nobody has validated predictions on this profile")
+    if not trace.info.complete:
+        notes.append("the trace was recovered from a capture that did not end")
+    if trace.info.source == "synthetic":
+        notes.append("synthetic trace: routing statistics are assumed, not measured")
+    return notes
