@@ -23,7 +23,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     try:
         yield temporary
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise StudioError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from error
     finally:

@@ -135,7 +135,9 @@ class HardwareProfile(BaseModel):
         except OSError as error:
             raise ProfileError(f"cannot read hardware profile {path}: {error.strerror}") from error
         except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as error:
-            raise ProfileError(f"hardware profile {path} is not TOML: {error}; mend the line or calibrate again") from error
+            raise ProfileError(
+                f"hardware profile {path} is not TOML: {error}; mend the line or calibrate again"
+            ) from error
         version = raw.get("schema_version")
         if version != PROFILE_SCHEMA_VERSION:
             raise ProfileError(f"hardware profile {path} has schema_version {version}, wanted {PROFILE_SCHEMA_VERSION}")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trace_capture.errors import TraceError
 from trace_capture.files import atomic_path, write_text_atomic
@@ -149,8 +149,10 @@ class Run:
             token_ns = np.asarray(record["token_ns"], dtype=np.int64)
             texts = tuple(record["texts"])
         except OSError as error:
-            raise TraceError(f"cannot read run {path}: {error.strerror}; give the path of a {RUN_SUFFIX} file") from error
-        except (KeyError, TypeError, json.JSONDecodeError, ValidationError, OverflowError) as error:
+            raise TraceError(f"cannot read run {path}: {error.strerror}; give a {RUN_SUFFIX} file") from error
+        except TraceError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{path} is not a run record ({str(error).splitlines()[0]}); run it again") from error
         return Run(info, token_ns, _read_spans(path), texts)
 
@@ -158,8 +160,11 @@ class Run:
 def spans_table(spans: tuple[Span, ...]) -> pa.Table:
     """Spans as an Arrow table, one column per field of `Span`."""
     columns = list(zip(*spans, strict=True)) if spans else [()] * len(Span._fields)
-    kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.string()]
-    arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
+    kinds = {"start_ns": pa.int64(), "end_ns": pa.int64(), "num_bytes": pa.int64()}
+    kinds |= {name: pa.int32() for name in ("pass_id", "layer", "expert")}
+    arrays = [
+        pa.array(column, type=kinds.get(name, pa.string())) for name, column in zip(Span._fields, columns, strict=True)
+    ]
     return pa.table(arrays, names=list(Span._fields))
 
 

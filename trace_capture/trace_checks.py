@@ -36,9 +36,10 @@ def check_trace(trace: Trace, where: str = "trace") -> None:
         if ids.shape[:2] != (num_tokens, layers):
             raise TraceError(f"{where}: predictions '{name}' have shape {ids.shape}; {_MEND}")
         _check_ids(ids, f"predicted '{name}'", shape.num_experts, where)
-    _first_bad(~np.isfinite(trace.weights).all(axis=(1, 2)), where, "a weight that is not a finite number")
+    _first_bad(np.asarray(~np.isfinite(trace.weights).all(axis=(1, 2))), where, "a weight that is not a finite number")
     _first_bad(trace.phase > max(Phase), where, "an unknown phase")
     _first_bad(trace.position < 0, where, "a negative position")
+    _first_bad(~trace.accepted & (trace.phase != Phase.VERIFY), where, "a rejected token outside a verify pass")
     _check_passes(trace, where)
 
 

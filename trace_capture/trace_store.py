@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from trace_capture.files import atomic_path, make_folder
 from trace_capture.trace import COLUMNS, SCHEMA_VERSION, Trace, TraceInfo
 from trace_capture.trace_checks import check_trace
 
+_MEND = "the file was edited or damaged; capture or import the trace again"
 METADATA_KEY = b"moe_studio.trace"
 PREDICTED_PREFIX = "predicted:"
 PARTIAL_SUFFIX = ".partial"
@@ -155,36 +157,50 @@ def _from_table(table: pa.Table, path: Path, complete: bool) -> Trace:
     info = _read_info(table.schema.metadata or {}, path)
     layers = info.shape.num_moe_layers
 
-    def column(name: str) -> np.ndarray[Any, Any]:
+    def column(name: str, kind: Any) -> np.ndarray[Any, Any]:
         if name not in table.schema.names:
-            raise TraceError(f"{path}: column '{name}' is missing; capture or import the trace again")
+            raise TraceError(f"{path}: column '{name}' is missing; {_MEND}")
         values = table.column(name).combine_chunks()
         if values.null_count:
-            raise TraceError(f"{path}: column '{name}' has empty cells; capture or import the trace again")
+            raise TraceError(f"{path}: column '{name}' has empty cells; {_MEND}")
         if pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
             flat = values.flatten().to_numpy(zero_copy_only=False)
-            if len(flat) % max(1, len(values) * layers):
-                raise TraceError(f"{path}: column '{name}' does not divide into {layers} layers")
-            width = len(flat) // max(1, len(values) * layers) or info.shape.top_k
-            return np.asarray(flat.reshape(len(values), layers, width))
-        return np.asarray(values.to_numpy(zero_copy_only=False))
+            lengths = pc.list_value_length(values).unique().to_pylist()
+            if len(lengths) > 1 or any(length % layers for length in lengths):
+                raise TraceError(f"{path}: column '{name}' has rows of {lengths} ids for {layers} layers; {_MEND}")
+            width = lengths[0] // layers if lengths else info.shape.top_k
+            return _cast(flat.reshape(len(values), layers, width), kind, f"{path}: column '{name}'")
+        return _cast(values.to_numpy(zero_copy_only=False), kind, f"{path}: column '{name}'")
 
     names = [name.removeprefix(PREDICTED_PREFIX) for name in table.schema.names if name.startswith(PREDICTED_PREFIX)]
     try:
         return Trace(
             info=info.model_copy(update={"complete": complete and info.complete}),
-            sequence=column("sequence").astype(np.int32),
-            pass_id=column("pass_id").astype(np.int32),
-            phase=column("phase").astype(np.uint8),
-            position=column("position").astype(np.int32),
-            token_id=column("token_id").astype(np.int32),
-            accepted=column("accepted").astype(np.bool_),
-            experts=column("experts").astype(np.uint16),
-            weights=column("weights").astype(np.float16),
-            predicted={name: column(PREDICTED_PREFIX + name).astype(np.uint16) for name in names},
+            sequence=column("sequence", np.int32),
+            pass_id=column("pass_id", np.int32),
+            phase=column("phase", np.uint8),
+            position=column("position", np.int32),
+            token_id=column("token_id", np.int32),
+            accepted=column("accepted", np.bool_),
+            experts=column("experts", np.uint16),
+            weights=column("weights", np.float16),
+            predicted={name: column(PREDICTED_PREFIX + name, np.uint16) for name in names},
         )
     except (pa.ArrowInvalid, TypeError) as error:
         raise TraceError(f"{path}: {error}; capture or import the trace again") from error
+
+
+def _cast(values: np.ndarray[Any, Any], kind: Any, where: str) -> np.ndarray[Any, Any]:
+    """`values` as numpy type `kind`; refuses what would not survive, where numpy would wrap around."""
+    wanted = np.dtype(kind)
+    if wanted.kind != "f" and values.dtype.kind not in "iub" or wanted.kind == "f" and values.dtype.kind != "f":
+        raise TraceError(f"{where} holds {values.dtype}, wanted {wanted}; {_MEND}")
+    if wanted.kind in "iu" and values.size:
+        limits = np.iinfo(wanted)
+        low, high = int(values.min()), int(values.max())
+        if low < limits.min or high > limits.max:
+            raise TraceError(f"{where} holds {low if low < limits.min else high}, beyond {wanted}; {_MEND}")
+    return values.astype(wanted, copy=False)
 
 
 def _read_info(metadata: dict[bytes, bytes], path: Path) -> TraceInfo:
