@@ -1,0 +1,25 @@
+"""Do it live: the offloaded engine, calibration, and the command line.
+
+Public names, loaded when first used since they import torch: `offload`, `unload`, `offloaded`; and `OffloadConfig`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simulator.policies.config import OffloadConfig
+
+if TYPE_CHECKING:
+    from runtime.offloading import offload, offloaded, unload
+
+__all__ = ["OffloadConfig", "offload", "offloaded", "unload"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("offload", "offloaded", "unload"):
+        try:
+            from runtime import offloading
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error}; the live engine needs: pip install 'moe-studio[live]'") from error
+        return getattr(offloading, name)
+    raise AttributeError(f"module 'runtime' has no attribute '{name}'")

@@ -1,0 +1,266 @@
+"""The live engine: carries the plans of an `OffloadCore` out on a real model.
+
+The simulated twin is `simulator/machine.py`: the same calls in the same order, once per MoE layer of a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
+from runtime.link import CopyJob, ThreadedLink
+from runtime.slots import SlotPool
+from runtime.store import ExpertStore
+from simulator.policies.capacity import Capacity
+from simulator.policies.config import OffloadConfig
+from simulator.policies.core import Load, OffloadCore, Wave
+from trace_capture.hooks import MoeSite, QuasiHidden
+from trace_capture.model_shape import ModelShape
+
+
+class LayerTimes(NamedTuple):
+    """Moments within one layer, of `time.perf_counter_ns`: entered; loads decided and submitted; next layer
+    predicted; its loads submitted; everything needed landed; experts run."""
+
+    entered_ns: int
+    decided_ns: int
+    predicted_ns: int
+    submitted_ns: int
+    landed_ns: int
+    done_ns: int
+    num_loads: int
+
+
+class PassRecord:
+    """When a pass began, what it was, and the times of its layers."""
+
+    __slots__ = ("began_ns", "is_prefill", "layers", "tokens")
+
+    def __init__(self, began_ns: int, is_prefill: bool, tokens: int) -> None:
+        self.began_ns = began_ns
+        self.is_prefill = is_prefill
+        self.tokens = tokens
+        self.layers: list[LayerTimes] = []
+
+
+class Engine:
+    """Runs the experts of an offloaded model from slots.
+
+    Made by `runtime.offload`; its public face is the counters of `core`, the records of passes and the link's spans.
+
+    Args:
+        sites: Mixture-of-Experts layers of the model.
+        shape: counts and bytes.
+        config: what was chosen.
+        store: experts in host memory.
+        pools: one slot pool per partition of `capacity`.
+        capacity: partitions.
+        link: executes loads.
+        core: decides.
+        implementation: the experts implementation that the untouched model uses.
+        predictor: names the next layer's experts, where the prefetch policy wants that.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[MoeSite],
+        shape: ModelShape,
+        config: OffloadConfig,
+        store: ExpertStore,
+        pools: Sequence[SlotPool],
+        capacity: Capacity,
+        link: ThreadedLink,
+        core: OffloadCore,
+        implementation: str | None,
+        predictor: QuasiHidden | None,
+    ) -> None:
+        self.shape = shape
+        self.config = config
+        self.core = core
+        self.link = link
+        self.store = store
+        self.pools = pools
+        self.passes: list[PassRecord] = []
+        self._pool_of_layer = [pools[partition] for partition in capacity.partition_of_layer]
+        self._predictor = predictor
+        self._serial = config.device.serial
+        self._sites = sites
+        self._kernels: list[tuple[Kernel, bool]] = [stock_kernel(site.experts, implementation) for site in sites]
+        shared = len(pools) < len(sites)
+        self._views = [
+            None if shared else SlotExperts(site.experts, pool.tensors)
+            for site, pool in zip(sites, self._pool_of_layer, strict=True)
+        ]
+        self._announced: PassRecord | None = None
+
+    def announce_pass(self, is_prefill: bool, tokens: int) -> None:
+        """A forward pass of the model is about to begin."""
+        self._announced = PassRecord(perf_counter_ns(), is_prefill, tokens)
+
+    def run_layer(self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H].
+
+        Raises:
+            LinkError: a copy failed.
+        """
+        entered_ns = perf_counter_ns()
+        if layer == 0:
+            self._begin_pass(hidden.shape[0])
+        core = self.core
+        rows: list[list[int]] = top_k_index.tolist()
+        experts = rows[0] if len(rows) == 1 else list(dict.fromkeys(chain.from_iterable(rows)))
+        known = [expert for expert in experts if expert < self.shape.num_experts]
+        self._drain()
+        for key in core.layer_routed(layer, known):
+            if self.link.cancel(key):
+                core.cancelled(key)
+                self._pool_of_layer[key[0]].release(key)
+        moments: list[int] = []
+        output: Tensor | None = None
+        waves: WaveSum | None = None
+        num_loads = 0
+        while (wave := core.next_wave()) is not None:
+            num_loads += len(wave.loads)
+            self._submit(wave.loads)
+            if not moments:
+                moments = self._prefetch(layer, top_k_index, top_k_weights)
+            if wave.wait:
+                self.link.wait(wave.wait)
+                self._drain()
+            moments.append(perf_counter_ns())
+            if len(wave.experts) == len(experts):
+                output = self._run_whole(layer, wave, rows, hidden, top_k_index, top_k_weights)
+            elif wave.experts:
+                waves = waves or WaveSum(hidden, top_k_index, top_k_weights)
+                self._add_wave(waves, layer, wave)
+            core.wave_done()
+        if output is None:
+            output = (waves or WaveSum(hidden, top_k_index, top_k_weights)).total()
+        for key in core.layer_done():
+            self._pool_of_layer[key[0]].release(key)
+        self.passes[-1].layers.append(LayerTimes(entered_ns, *moments[:3], moments[-1], perf_counter_ns(), num_loads))
+        return output
+
+    def close(self) -> None:
+        """Stop the link."""
+        self.link.close()
+
+    def verify_residency(self) -> None:
+        """Debug check: every landed expert's slot holds exactly the bytes of that expert.
+
+        Raises:
+            RuntimeError: a slot holds something else.
+        """
+        for key in self.core.resident():
+            if not self.core.is_landed(key):
+                continue
+            pool = self._pool_of_layer[key[0]]
+            slot = pool.slot_of(key)
+            for name, tensor in pool.tensors.items():
+                source = self.store.banks[key[0]][name][key[1]]
+                if pool.holder[slot] != key or not torch.equal(tensor[slot].cpu(), source.cpu()):
+                    raise RuntimeError(f"slot {slot} does not hold expert {key[1]} of MoE layer {key[0]}")
+
+    def _begin_pass(self, tokens: int) -> None:
+        record = self._announced or PassRecord(perf_counter_ns(), tokens > 1, tokens)
+        self._announced = None
+        self.passes.append(record)
+        self.core.begin_pass(record.is_prefill)
+
+    def _prefetch(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> list[int]:
+        """Foresee the next layer and submit its loads; the moments decided, predicted, submitted."""
+        decided_ns = predicted_ns = perf_counter_ns()
+        predicted: Sequence[int] = ()
+        in_decode = not self.passes[-1].is_prefill and layer + 1 < self.shape.num_moe_layers
+        if self._predictor is not None and in_decode:
+            ids: list[list[int]] = self._predictor.predict(layer, top_k_index, top_k_weights).tolist()
+            predicted = list(dict.fromkeys(chain.from_iterable(ids)))
+            predicted_ns = perf_counter_ns()
+        self._submit(self.core.plan_prefetch(predicted))
+        return [decided_ns, predicted_ns, perf_counter_ns()]
+
+    def _submit(self, loads: Sequence[Load]) -> None:
+        """Give each load its slot and hand the copies to the link; in serial mode wait for them."""
+        if not loads:
+            return
+        jobs = []
+        for load in loads:
+            for key in load.evicts:
+                self._pool_of_layer[key[0]].release(key)
+            pool = self._pool_of_layer[load.key[0]]
+            slot = pool.take(load.key)
+            bank, expert = self.store.banks[load.key[0]], load.key[1]
+            pairs = [(tensor[slot], bank[name][expert]) for name, tensor in pool.tensors.items()]
+            jobs.append(CopyJob(load.key, load.num_bytes, load.reason, load.priority, pairs))
+        self.link.submit(jobs)
+        if self._serial:
+            self.link.wait([load.key for load in loads])
+            self._drain()
+
+    def _drain(self) -> None:
+        for key in self.link.drain():
+            self.core.landed(key)
+
+    def _slot_index(self, layer: int, wave: Wave) -> dict[int, int]:
+        """Slot of each expert of a wave, checked against what the slots are said to hold."""
+        pool = self._pool_of_layer[layer]
+        slots = {expert: pool.slot_of((layer, expert)) for expert in wave.experts}
+        for expert, slot in slots.items():
+            if pool.holder[slot] != (layer, expert):
+                raise RuntimeError(f"slot {slot} holds {pool.holder[slot]}, not expert {expert} of MoE layer {layer}")
+        return slots
+
+    def _run_whole(
+        self, layer: int, wave: Wave, rows: list[list[int]], hidden: Tensor, index: Tensor, weights: Tensor
+    ) -> Tensor:
+        """A layer in one kernel call, with the rounding of the untouched model."""
+        kernel, in_expert_order = self._kernels[layer]
+        slots = self._slot_index(layer, wave)
+        view = self._views[layer]
+        if view is None or in_expert_order:
+            view, slots = self._gathered(layer, slots)
+        renamed: Any = [[slots[expert] for expert in row] for row in rows]
+        slot_index = torch.tensor(renamed, dtype=index.dtype, device=index.device)
+        return kernel(view, hidden, slot_index, weights)
+
+    def _add_wave(self, waves: WaveSum, layer: int, wave: Wave) -> None:
+        slots = self._slot_index(layer, wave)
+        view = self._views[layer]
+        if view is None:
+            view, slots = self._gathered(layer, slots)
+        waves.add(self._kernels[layer][0], view, slots)
+
+    def _gathered(self, layer: int, slots: dict[int, int]) -> tuple[SlotExperts, dict[int, int]]:
+        """Just the wanted experts, in order of their number, with their new places."""
+        ordered = sorted(slots)
+        tensors = self._pool_of_layer[layer].tensors
+        view = gathered(self._sites[layer].experts, tensors, [slots[expert] for expert in ordered])
+        return view, {expert: place for place, expert in enumerate(ordered)}
+
+
+def cached_tokens(kwargs: dict[str, Any]) -> int:
+    """Tokens that a forward call finds in its key-value cache."""
+    for name in ("past_key_values", "cache"):
+        cache = kwargs.get(name)
+        if cache is not None and hasattr(cache, "get_seq_length"):
+            return int(cache.get_seq_length())
+    return 0
+
+
+def watch_passes(model: nn.Module, engine: Engine) -> Any:
+    """Tell the engine of every forward pass of the model; gives the hook's handle."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = kwargs.get("input_ids", args[0] if args else None)
+        if inputs is None:
+            inputs = kwargs.get("inputs_embeds")
+        tokens = int(inputs.shape[1]) if inputs is not None else 1
+        engine.announce_pass(tokens > 1 and cached_tokens(kwargs) == 0, tokens)
+
+    return model.register_forward_pre_hook(hook, with_kwargs=True)

@@ -1,0 +1,207 @@
+"""The link between host and device: loads by priority, one at a time, on a thread of its own.
+
+Two links share everything but the copy itself: `EmulatedLink` here, paced to a set bandwidth and latency, and
+`runtime.cuda.CudaLink`, a copy stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from simulator.policies.cache import Key
+
+_SPIN_NS = 120_000
+"""The last stretch of a wait is spun, since a sleep overshoots by about 70 us."""
+
+
+class LinkError(RuntimeError):
+    """A copy failed on the link's thread; the pass that waits for it cannot go on."""
+
+
+class CopySpan(NamedTuple):
+    """A finished copy, for the timeline. Times are of `time.perf_counter_ns`."""
+
+    key: Key
+    num_bytes: int
+    reason: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(eq=False)
+class CopyJob:
+    """One expert to copy: (destination, source) tensor pairs, and how it went."""
+
+    key: Key
+    num_bytes: int
+    reason: str
+    priority: int
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    submit_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    error: BaseException | None = None
+    copied: threading.Event = field(default_factory=threading.Event)
+
+
+class ThreadedLink:
+    """A priority queue of copies served by one daemon thread. Used by one compute thread.
+
+    Subclasses say how a job is copied. `landed` order is the order of service.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._queue: list[tuple[int, int, CopyJob]] = []
+        self._sequence = 0
+        self._queued: dict[Key, CopyJob] = {}
+        self._outstanding: dict[Key, CopyJob] = {}
+        self._served: deque[CopyJob] = deque()
+        self._closing = False
+        self.spans: list[CopySpan] | None = None
+        """Set to a list to keep the timeline."""
+        self._thread = threading.Thread(target=self._serve, name="moe-studio-link", daemon=True)
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[CopyJob]) -> None:
+        """Queue copies; returns at once."""
+        with self._wake:
+            now_ns = time.perf_counter_ns()
+            for job in jobs:
+                job.submit_ns = now_ns
+                self._sequence += 1
+                heapq.heappush(self._queue, (job.priority, self._sequence, job))
+                self._queued[job.key] = job
+                self._outstanding[job.key] = job
+            self._wake.notify()
+
+    def cancel(self, key: Key) -> bool:
+        """Withdraw a queued copy; False when it has begun."""
+        with self._lock:
+            job = self._queued.pop(key, None)
+            if job is not None:
+                del self._outstanding[key]
+            return job is not None
+
+    def wait(self, keys: Collection[Key]) -> None:
+        """Return when all `keys` have landed.
+
+        Raises:
+            LinkError: a copy failed.
+        """
+        for key in keys:
+            job = self._outstanding.get(key)
+            if job is None:
+                continue
+            job.copied.wait()
+            if job.error is not None:
+                raise LinkError(f"copying expert {key[1]} of MoE layer {key[0]} failed: {job.error}") from job.error
+            wait_until(job.end_ns)
+
+    def drain(self) -> list[Key]:
+        """Keys that have landed since the last call, in order.
+
+        Raises:
+            LinkError: a copy failed.
+        """
+        landed: list[Key] = []
+        served = self._served
+        if not served:
+            return landed
+        now_ns = time.perf_counter_ns()
+        while served and served[0].end_ns <= now_ns:
+            job = served.popleft()
+            if job.error is not None:
+                raise LinkError(f"copying expert {job.key[1]} of MoE layer {job.key[0]} failed: {job.error}")
+            del self._outstanding[job.key]
+            landed.append(job.key)
+            if self.spans is not None:
+                self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.start_ns, job.end_ns))
+        return landed
+
+    def close(self) -> None:
+        """Stop the thread; queued copies are dropped."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _serve(self) -> None:
+        with torch.inference_mode():
+            while (job := self._next_job()) is not None:
+                try:
+                    self._copy(job)
+                except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+                    job.error = error
+                    job.end_ns = time.perf_counter_ns()
+                self._served.append(job)
+                job.copied.set()
+                self._rest(job)
+
+    def _next_job(self) -> CopyJob | None:
+        with self._wake:
+            while True:
+                while self._queue:
+                    job = heapq.heappop(self._queue)[2]
+                    if self._queued.get(job.key) is job:
+                        del self._queued[job.key]
+                        return job
+                if self._closing:
+                    return None
+                self._wake.wait()
+
+    def _copy(self, job: CopyJob) -> None:
+        """Copy the pairs and set the job's start and end."""
+        raise NotImplementedError
+
+    def _rest(self, job: CopyJob) -> None:
+        """Whatever keeps the link busy after a copy; by default nothing."""
+
+
+class EmulatedLink(ThreadedLink):
+    """A link of set bandwidth and latency, with one outstanding copy as on a DMA engine.
+
+    The schedule is arithmetic (start = max(submitted, link free), end = start + latency + bytes / rate), so lateness
+    of the thread does not add up; the bytes are really copied, and a copy never ends before its bytes are there.
+
+    Args:
+        bytes_per_s: rate.
+        latency_ns: time per copy beside its bytes.
+    """
+
+    def __init__(self, bytes_per_s: float, latency_ns: int) -> None:
+        self._ns_per_byte = 1e9 / bytes_per_s
+        self._latency_ns = latency_ns
+        self._free_ns = 0
+        super().__init__()
+
+    def _copy(self, job: CopyJob) -> None:
+        job.start_ns = max(job.submit_ns, self._free_ns)
+        job.end_ns = job.start_ns + self._latency_ns + round(job.num_bytes * self._ns_per_byte)
+        for destination, source in job.pairs:
+            destination.copy_(source)
+        job.end_ns = max(job.end_ns, time.perf_counter_ns())
+        self._free_ns = job.end_ns
+
+    def _rest(self, job: CopyJob) -> None:
+        """Keep the link busy until shortly before the copy's end, so that a more urgent one can still overtake."""
+        left_ns = job.end_ns - time.perf_counter_ns() - _SPIN_NS
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+
+
+def wait_until(end_ns: int) -> None:
+    """Sleep until `time.perf_counter_ns` reaches `end_ns`, spinning at the end."""
+    while (left_ns := end_ns - time.perf_counter_ns()) > 0:
+        time.sleep((left_ns - _SPIN_NS) / 1e9 if left_ns > _SPIN_NS else 0)

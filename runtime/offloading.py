@@ -1,0 +1,166 @@
+"""`offload` and `unload`: change a transformers model in place so that its experts run from a few slots, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from runtime.default_vectors import VECTORS_FILE, load_default_vectors
+from runtime.engine import Engine, watch_passes
+from runtime.link import EmulatedLink, ThreadedLink
+from runtime.slots import make_pools
+from runtime.store import ExpertStore
+from simulator.policies.capacity import plan_capacity
+from simulator.policies.config import OffloadConfig
+from simulator.policies.core import OffloadCore
+from trace_capture.errors import ConfigError, ModelError
+from trace_capture.hooks import MoeSite, QuasiHidden, discover, model_shape
+
+IMPLEMENTATION = "moe_studio_offload"
+
+
+@dataclass
+class _Offloaded:
+    """What must be undone."""
+
+    engine: Engine
+    implementation: str | None
+    handles: list[Any]
+    sites: list[MoeSite]
+
+
+_ENGINE_OF_EXPERTS: WeakKeyDictionary[nn.Module, tuple[Engine, int]] = WeakKeyDictionary()
+_OFFLOADED: WeakKeyDictionary[nn.Module, _Offloaded] = WeakKeyDictionary()
+
+
+def offload(
+    model: nn.Module,
+    config: OffloadConfig,
+    *,
+    default_vectors: Tensor | Path | None = None,
+    name: str | None = None,
+    log: list[tuple[Any, ...]] | None = None,
+) -> Engine:
+    """Take a model's experts off the device and run them from slots; `generate` and everything else keeps working.
+
+    Output is exact: the same kernels see the same numbers as in the untouched model.
+
+    Args:
+        model: a transformers causal language model with fused experts, on its device.
+        config: budget, cache policy, prefetch and device.
+        default_vectors: [L, E, H] or a file of them, for prefetch by the quasi-hidden state; by default the file
+            beside the model's weights.
+        name: what reports call the model; by default the last part of its path.
+        log: if given, every call to the offload core and every plan is appended to it.
+
+    Returns:
+        the engine, whose `core` has the counters; `unload(model)` undoes everything.
+
+    Raises:
+        ModelError: the architecture cannot be offloaded, the model already is, or default vectors are missing.
+        ConfigError: the budget is too small for the model, or the device does not exist.
+    """
+    if model in _OFFLOADED:
+        raise ModelError("this model is already offloaded; call unload(model) first")
+    sites = discover(model)
+    shape = model_shape(model, sites, name or model_name(model))
+    capacity = plan_capacity(config.cache, shape)
+    core = OffloadCore.from_config(config, shape, log)
+    predictor = _make_predictor(model, core, sites, default_vectors)
+    device = next(model.parameters()).device
+    on_cuda = _on_cuda(config, device)
+    implementation = model.config._experts_implementation
+    store = ExpertStore(sites, pinned=on_cuda)
+    try:
+        pools = make_pools(store.banks, capacity, shape.expert_bytes, device)
+    except ConfigError:
+        store.restore()
+        raise
+    link = _make_link(config, device, on_cuda)
+    engine = Engine(sites, shape, config, store, pools, capacity, link, core, implementation, predictor)
+    model.set_experts_implementation(IMPLEMENTATION)
+    for site in sites:
+        _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
+    handles = [watch_passes(model, engine)]
+    if predictor is not None:
+        handles += predictor.attach()
+    _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites)
+    return engine
+
+
+def unload(model: nn.Module) -> None:
+    """Undo `offload`: the model is what it was, bit for bit.
+
+    Raises:
+        ModelError: the model is not offloaded.
+    """
+    state = _OFFLOADED.pop(model, None)
+    if state is None:
+        raise ModelError("this model is not offloaded, so there is nothing to unload")
+    for handle in state.handles:
+        handle.remove()
+    state.engine.close()
+    state.engine.store.restore()
+    for site in state.sites:
+        del _ENGINE_OF_EXPERTS[site.experts]
+    model.set_experts_implementation(state.implementation)
+
+
+@contextmanager
+def offloaded(model: nn.Module, config: OffloadConfig, **options: Any) -> Iterator[Engine]:
+    """`offload` for the length of a `with` block."""
+    engine = offload(model, config, **options)
+    try:
+        yield engine
+    finally:
+        unload(model)
+
+
+def model_name(model: nn.Module) -> str:
+    """The last part of the path or hub id that a model was loaded from, else its class."""
+    path = str(getattr(model, "name_or_path", "") or "")
+    return Path(path).name or type(model).__name__
+
+
+def _dispatch(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    engine, layer = _ENGINE_OF_EXPERTS[module]
+    return engine.run_layer(layer, hidden, top_k_index, top_k_weights)
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _dispatch)
+
+
+def _on_cuda(config: OffloadConfig, device: torch.device) -> bool:
+    if config.device.backend == "cuda" and device.type != "cuda":
+        raise ConfigError(
+            f"device.backend = 'cuda' but the model is on '{device.type}'; move the model to CUDA before offload, "
+            "or set device.backend = 'emulated'"
+        )
+    return device.type == "cuda" and config.device.backend != "emulated"
+
+
+def _make_link(config: OffloadConfig, device: torch.device, on_cuda: bool) -> ThreadedLink:
+    if on_cuda:
+        from runtime.cuda import CudaLink
+
+        return CudaLink(device)
+    return EmulatedLink(config.device.h2d_bytes_per_s, config.device.latency_ns)
+
+
+def _make_predictor(
+    model: nn.Module, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None
+) -> QuasiHidden | None:
+    if core.prefetch.prediction is None:
+        return None
+    if isinstance(source, Tensor):
+        return QuasiHidden(sites, source)
+    path = source or Path(str(getattr(model, "name_or_path", ""))) / VECTORS_FILE
+    return QuasiHidden(sites, load_default_vectors(path))

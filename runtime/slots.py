@@ -1,0 +1,78 @@
+"""Device memory for experts: slots that the offload core's decisions fill and empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from simulator.policies.cache import Key
+from simulator.policies.capacity import Capacity
+from trace_capture.errors import ConfigError
+
+ExpertTensors = Mapping[str, Tensor]
+"""Fused parameters of one layer by name, first axis the expert (or slot)."""
+
+
+class SlotPool:
+    """The slots of one partition.
+
+    Args:
+        like: parameters whose shape behind the first axis and whose dtype a slot must hold.
+        num_slots: slots to allocate.
+        device: where.
+    """
+
+    def __init__(self, like: ExpertTensors, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.tensors = {
+            name: torch.zeros(num_slots, *tensor.shape[1:], dtype=tensor.dtype, device=device)
+            for name, tensor in like.items()
+        }
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._slot_of: dict[Key, int] = {}
+        self.holder: list[Key | None] = [None] * num_slots
+        """Which expert each slot holds or is being filled with: the provenance that checks are made against."""
+
+    def take(self, key: Key) -> int:
+        """A free slot for `key`; the core guarantees that there is one."""
+        slot = self._free.pop()
+        self._slot_of[key] = slot
+        self.holder[slot] = key
+        return slot
+
+    def release(self, key: Key) -> None:
+        """`key` has left."""
+        slot = self._slot_of.pop(key)
+        self.holder[slot] = None
+        self._free.append(slot)
+
+    def slot_of(self, key: Key) -> int:
+        """The slot of a resident key."""
+        return self._slot_of[key]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory of this pool."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def make_pools(
+    banks: Sequence[ExpertTensors], capacity: Capacity, expert_bytes: Sequence[int], device: torch.device
+) -> list[SlotPool]:
+    """One pool per partition.
+
+    Raises:
+        ConfigError: layers that would share a pool have experts of different shapes.
+    """
+    pools = []
+    for partition, size in enumerate(capacity.partition_bytes):
+        layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == partition]
+        shapes = {tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in banks[l].items()) for l in layers}
+        if len(shapes) > 1:
+            raise ConfigError(
+                "cache.scope = 'global' needs experts of one shape, and this model's layers differ; use scope = 'layer'"
+            )
+        pools.append(SlotPool(banks[layers[0]], size // expert_bytes[layers[0]], device))
+    return pools

@@ -1,0 +1,410 @@
+"""Looking into a live transformers model: where its experts, routers and norms are, and what they are routed to.
+
+The only file of this package that imports torch. It changes nothing in a model: sites are found by one dry forward
+that follows tensors by their storage, not by names, and routing is read by forward hooks on the router modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trace_capture.errors import ModelError
+from trace_capture.model_shape import ModelShape
+from trace_capture.trace import NO_EXPERT, Phase
+
+PassSink = Callable[[dict[str, Any]], None]
+_LAYER_NUMBER = re.compile(r"\.(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, eq=False)
+class MoeSite:
+    """One Mixture-of-Experts layer of a live model.
+
+    Attributes:
+        index: MoE layer index, 0 for the first.
+        decoder_layer: number of the decoder layer it belongs to.
+        path: module path of the experts.
+        experts, router: the modules.
+        norm: the module whose output the router reads, or None when it reads the residual itself.
+        router_extra: further positional arguments of the router, such as a correction bias.
+        router_rank: rank of the router's input tensor.
+    """
+
+    index: int
+    decoder_layer: int
+    path: str
+    experts: nn.Module
+    router: nn.Module
+    norm: nn.Module | None
+    router_extra: tuple[Any, ...]
+    router_rank: int
+
+    def route(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and weights that this site's own norm and router give for a residual stream.
+
+        Args:
+            residual: the stream in front of the norm, any leading shape, last axis H.
+
+        Returns:
+            ids [T, K] and weights [T, K], by the architecture's own rule (softmax, sigmoid, groups, biases).
+        """
+        normed = residual if self.norm is None else self.norm.forward(residual)
+        flat = normed.reshape(-1, normed.shape[-1])
+        shaped = flat if self.router_rank == 2 else flat.unsqueeze(0)
+        _, weights, ids = self.router.forward(shaped, *self.router_extra)
+        return ids.reshape(flat.shape[0], -1), weights.reshape(flat.shape[0], -1)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module holds fused experts that go through the transformers experts interface."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_gate") and hasattr(module, "_apply_gate")
+
+
+def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a fused experts module that have one slice per expert, by name."""
+    count = int(experts.num_experts)  # type: ignore[arg-type]
+    own = experts.named_parameters(recurse=False)
+    return {name: parameter for name, parameter in own if parameter.dim() >= 2 and parameter.shape[0] == count}
+
+
+def discover(model: nn.Module) -> list[MoeSite]:
+    """Find every Mixture-of-Experts layer of a model, in order of execution.
+
+    Raises:
+        ModelError: the model has no fused experts, or a site's router cannot be found.
+    """
+    name = type(model).__name__
+    experts = {module: path for path, module in model.named_modules() if is_experts(module)}
+    if not experts:
+        raise ModelError(
+            f"{name} has no experts module that goes through the transformers experts interface, so it can neither be "
+            "captured nor offloaded; supported are the architectures with fused experts (Mixtral, Qwen-MoE, GPT-OSS, "
+            "DeepSeek, GLM-MoE, OLMoE and others)"
+        )
+    calls: list[_Call] = []
+    handles = [module.register_forward_hook(_remember(calls), with_kwargs=True) for module in model.modules()]
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelError(f"a trial forward pass of {name} failed ({error}); the model cannot be captured") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    sites = [_site(calls, place, experts) for place, call in enumerate(calls) if call.module in experts]
+    return [_renumber(site, index) for index, site in enumerate(sites)]
+
+
+@dataclass(eq=False)
+class _Call:
+    """One module call of the dry forward; keeps its tensors alive so that storage addresses stay unique."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+def _remember(calls: list[_Call]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
+        calls.append(_Call(module, (*args, *kwargs.values()), outputs))
+
+    return hook
+
+
+def _address(value: Any) -> int | None:
+    return value.data_ptr() if isinstance(value, Tensor) else None
+
+
+def _site(calls: Sequence[_Call], place: int, experts: dict[nn.Module, str]) -> MoeSite:
+    call = calls[place]
+    path = experts[call.module]
+    ids_address = _address(call.inputs[1])
+    before = calls[:place]
+    router = next((c for c in reversed(before) if ids_address in [_address(out) for out in c.outputs]), None)
+    if router is None:
+        raise ModelError(f"no router module was found for {path}; this architecture cannot be captured")
+    address = _address(router.inputs[0])
+    leaves = (c for c in reversed(before) if not any(c.module.children()) and not isinstance(c.module, nn.Identity))
+    norm = next((c.module for c in leaves if address in [_address(out) for out in c.outputs]), None)
+    numbers = _LAYER_NUMBER.findall(path)
+    return MoeSite(
+        index=0,
+        decoder_layer=int(numbers[0]) if numbers else 0,
+        path=path,
+        experts=call.module,
+        router=router.module,
+        norm=norm,
+        router_extra=router.inputs[1:],
+        router_rank=router.inputs[0].dim(),
+    )
+
+
+def _renumber(site: MoeSite, index: int) -> MoeSite:
+    fields = {name: getattr(site, name) for name in MoeSite.__dataclass_fields__}
+    return MoeSite(**(fields | {"index": index}))
+
+
+def model_shape(model: nn.Module, sites: Sequence[MoeSite], name: str) -> ModelShape:
+    """Counts and bytes of a live model whose experts have not been offloaded.
+
+    Args:
+        model: a transformers causal language model.
+        sites: of `discover`.
+        name: what reports call the model.
+    """
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    first = sites[0]
+    expert_bytes = tuple(
+        sum(p.numel() * p.element_size() for p in expert_parameters(site.experts).values()) // _num_experts(site)
+        for site in sites
+    )
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    layer_ids = tuple(site.decoder_layer for site in sites)
+    heads = getattr(config, "num_key_value_heads", 0) or 0
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, config.num_attention_heads)
+    some = next(iter(expert_parameters(first.experts).values()))
+    return ModelShape(
+        name=name,
+        architecture=str(config.model_type),
+        num_layers=int(config.num_hidden_layers),
+        moe_layer_ids=layer_ids,
+        num_experts=_num_experts(first),
+        top_k=_top_k(model, first),
+        num_shared_experts=int(getattr(config, "n_shared_experts", 0) or 0),
+        hidden_size=int(config.hidden_size),
+        moe_intermediate_size=getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None),
+        vocab_size=int(config.vocab_size),
+        weight_dtype=str(some.dtype).removeprefix("torch."),
+        expert_bytes=expert_bytes,
+        dense_bytes=_dense_bytes(model, sites, expert_bytes),
+        head_bytes=sum(p.numel() * p.element_size() for p in head.parameters()) if head is not None else 0,
+        kv_bytes_per_token=2 * heads * head_dim * int(config.num_hidden_layers) * some.element_size(),
+    )
+
+
+def _num_experts(site: MoeSite) -> int:
+    return int(site.experts.num_experts)  # type: ignore[arg-type]
+
+
+def _top_k(model: nn.Module, site: MoeSite) -> int:
+    """Experts per token, as the router itself gives it."""
+    with torch.no_grad():
+        hidden = int(model.config.get_text_config().hidden_size)
+        probe = torch.zeros(1, hidden, device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
+        ids, _ = site.route(probe)
+    return int(ids.shape[-1])
+
+
+def _dense_bytes(model: nn.Module, sites: Sequence[MoeSite], expert_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Bytes beside routed experts of each MoE layer's decoder layer and the dense decoder layers before it."""
+    prefix = sites[0].path.split(f".{sites[0].decoder_layer}.")[0]
+    per_layer: dict[int, int] = {}
+    for path, parameter in model.named_parameters():
+        if path.startswith(prefix + "."):
+            number = int(path[len(prefix) + 1 :].split(".")[0])
+            per_layer[number] = per_layer.get(number, 0) + parameter.numel() * parameter.element_size()
+    result, previous = [], -1
+    for site, one_expert in zip(sites, expert_bytes, strict=True):
+        span = range(previous + 1, site.decoder_layer + 1)
+        result.append(sum(per_layer.get(number, 0) for number in span) - one_expert * _num_experts(site))
+        previous = site.decoder_layer
+    return tuple(max(0, size) for size in result)
+
+
+class QuasiHidden:
+    """The next layer's experts, foreseen from this layer's residual and a default vector per expert.
+
+    q_l = LN_{l+1}(d_l + r_l) into the router of layer l+1, where r_l is the residual in front of layer l's
+    MoE norm and d_l the sum over executed experts of router weight x default vector (Speculating Experts,
+    arXiv 2603.19289, section 3; default vectors after Panda et al., arXiv 2504.12463).
+
+    Args:
+        sites: of `discover`; predictions exist for sites 1..L-1.
+        default_vectors: mean unweighted output of each expert [L, E, H], float32.
+    """
+
+    name = "quasi-hidden"
+
+    def __init__(self, sites: Sequence[MoeSite], default_vectors: Tensor) -> None:
+        self._sites = sites
+        device, dtype = _place(sites[0].router)
+        self._vectors = default_vectors.to(device=device, dtype=dtype)
+        self._residual: dict[int, Tensor] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While active, remembers the residual stream in front of each site's norm (or router)."""
+        handles = self.attach()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def attach(self) -> list[RemovableHandle]:
+        """Install the residual hooks; the caller removes the handles."""
+
+        def hook_for(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+                self._residual[index] = args[0]
+
+            return hook
+
+        sources = [(site.norm or site.router, site.index) for site in self._sites]
+        return [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
+
+    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> Tensor:
+        """Ids foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; [T, K] on the model's device."""
+        residual = self._residual[layer]
+        default = (self._vectors[layer][ids] * weights.unsqueeze(-1).to(self._vectors.dtype)).sum(dim=1)
+        return self._sites[layer + 1].route(residual.reshape(default.shape) + default)[0]
+
+
+def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    parameter = next(module.parameters())
+    return parameter.device, parameter.dtype
+
+
+@dataclass
+class DefaultVectors:
+    """Running float64 means of unweighted expert outputs [L, E, H] and the tokens behind each [L, E]."""
+
+    sums: Tensor
+    counts: Tensor = field(repr=False)
+
+    @staticmethod
+    def empty(num_layers: int, num_experts: int, hidden: int) -> DefaultVectors:
+        """No tokens seen yet."""
+        sums = torch.zeros(num_layers, num_experts, hidden, dtype=torch.float64)
+        return DefaultVectors(sums, torch.zeros(num_layers, num_experts, dtype=torch.int64))
+
+    def add(self, site: MoeSite, hidden: Tensor, ids: Tensor) -> None:
+        """Add the outputs of a site's experts for `hidden` [T, H] routed to `ids` [T, K], weights left out."""
+        top_k = ids.shape[1]
+        pairs = ids.reshape(-1, 1)
+        ones = torch.ones_like(pairs, dtype=hidden.dtype)
+        output = site.experts.forward(hidden.repeat_interleave(top_k, dim=0), pairs, ones)
+        flat = pairs.reshape(-1).cpu()
+        self.sums[site.index].index_add_(0, flat, output.detach().to("cpu", torch.float64))
+        self.counts[site.index] += torch.bincount(flat, minlength=self.counts.shape[1])
+
+    def means(self) -> Tensor:
+        """Default vectors [L, E, H], float32; zero for experts that were never seen."""
+        return (self.sums / self.counts.clamp(min=1).unsqueeze(-1)).to(torch.float32)
+
+
+class RoutingRecorder:
+    """Hooks that turn the forward passes of an untouched model into trace rows.
+
+    Args:
+        model: a transformers causal language model, batch size 1.
+        sites: of `discover`.
+        sink: called at the end of each forward pass with its rows, keyed like `TraceWriter.append`.
+        predictor: records its ids beside the true ones, if given.
+        vectors: accumulates default vectors, if given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[MoeSite],
+        sink: PassSink,
+        predictor: QuasiHidden | None = None,
+        vectors: DefaultVectors | None = None,
+    ) -> None:
+        self._model = model
+        self._sites = sites
+        self._sink = sink
+        self._predictor = predictor
+        self._vectors = vectors
+        self._handles: list[RemovableHandle] = []
+        self._sequence = -1
+        self._pass_id = -1
+        self._position = 0
+        self._tokens = np.zeros(0, dtype=np.int32)
+        self._experts: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
+        self._predicted: dict[int, Tensor] = {}
+
+    def __enter__(self) -> RoutingRecorder:
+        self._handles.append(self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
+        self._handles.append(self._model.register_forward_hook(self._end_pass))
+        for site in self._sites:
+            self._handles.append(site.router.register_forward_hook(self._router_hook(site)))
+            if self._vectors is not None:
+                self._handles.append(site.experts.register_forward_hook(self._experts_hook(site)))
+        if self._predictor is not None:
+            self._handles.extend(self._predictor.attach())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def begin_sequence(self, sequence: int) -> None:
+        """The next forward pass is the prefill of prompt number `sequence`."""
+        self._sequence = sequence
+        self._position = 0
+
+    def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        if ids.shape[0] != 1:
+            raise ModelError(f"capture needs batch size 1, got {ids.shape[0]}; capture prompts one after the other")
+        self._tokens = ids[0].to("cpu", torch.int32).numpy()
+        self._pass_id += 1
+        self._experts, self._weights, self._predicted = {}, {}, {}
+
+    def _router_hook(self, site: MoeSite) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            weights = output[1].reshape(-1, output[1].shape[-1])
+            ids = output[2].reshape(-1, output[2].shape[-1])
+            self._experts[site.index], self._weights[site.index] = ids, weights
+            if self._predictor is not None and site.index + 1 < len(self._sites):
+                self._predicted[site.index + 1] = self._predictor.predict(site.index, ids, weights)
+
+        return hook
+
+    def _experts_hook(self, site: MoeSite) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+            if self._vectors is not None:
+                self._vectors.add(site, args[0], args[1])
+
+        return hook
+
+    def _end_pass(self, *_: object) -> None:
+        tokens = len(self._tokens)
+        is_first = self._position == 0
+        rows: dict[str, Any] = {
+            "sequence": np.full(tokens, self._sequence, dtype=np.int32),
+            "pass_id": np.full(tokens, self._pass_id, dtype=np.int32),
+            "phase": np.full(tokens, Phase.PREFILL if is_first else Phase.DECODE, dtype=np.uint8),
+            "position": np.arange(self._position, self._position + tokens, dtype=np.int32),
+            "token_id": self._tokens,
+            "accepted": np.ones(tokens, dtype=np.bool_),
+            "experts": self._stack(self._experts, np.uint16, NO_EXPERT),
+            "weights": self._stack(self._weights, np.float16, 0),
+        }
+        if self._predictor is not None:
+            rows[f"predicted:{self._predictor.name}"] = self._stack(self._predicted, np.uint16, NO_EXPERT)
+        self._position += tokens
+        self._sink(rows)
+
+    def _stack(self, by_layer: dict[int, Tensor], kind: Any, missing: int) -> Any:
+        """[T, L, K] from one [T, K] tensor per layer; layers without one are filled with `missing`."""
+        some = next(iter(by_layer.values()))
+        stacked = np.full((some.shape[0], len(self._sites), some.shape[1]), missing, dtype=kind)
+        for layer, values in by_layer.items():
+            stacked[:, layer] = values.detach().to("cpu", torch.float32).numpy().astype(kind)
+        return stacked
