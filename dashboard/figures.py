@@ -1,0 +1,251 @@
+"""Figures. Each function is pure: a view in, a plotly figure out; a view without numbers gives a figure that says why.
+
+Texts that come from files are escaped, because plotly reads a part of HTML in labels.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.texts import EMULATED, MISSING, format_ms, format_percent
+from dashboard.theme import SEQUENTIAL, VERMILLION, colour_of, template
+from dashboard.timeline_view import Block, TimelineView
+from dashboard.views import Comparison, ComparisonRow, LoadView, TermsView
+
+LANE_HEIGHT = 0.8
+MAX_PASS_MARKS = 12
+
+
+def empty_figure(reason: str, *, dark: bool = False) -> go.Figure:
+    """A figure without axes that says why there is nothing to see and what to do."""
+    figure = go.Figure(layout={"template": template(dark), "height": 180})
+    figure.update_xaxes(visible=False, fixedrange=True)
+    figure.update_yaxes(visible=False, fixedrange=True)
+    if reason:
+        lines = "<br>".join(escape(line) for line in textwrap.wrap(reason, 48))
+        figure.add_annotation(text=lines, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+    return figure
+
+
+def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Figure:
+    """TPOT per strategy: a predicted bar with its band, a measured bar, and the lower bound as a tick."""
+    rows = [row for row in view.rows if row.tpot_ms is not None]
+    if not rows:
+        return empty_figure(view.empty or "No run here has decode tokens, so there is no time per token.", dark=dark)
+    labels = [_wrapped(row.label) for row in rows]
+    figure = _bars(height=140 + 56 * len(rows), dark=dark)
+    figure.update_layout(barmode="group")
+    figure.add_trace(
+        go.Bar(
+            name="predicted",
+            orientation="h",
+            y=labels,
+            x=[row.predicted_tpot_ms for row in rows],
+            error_x={"type": "data", "array": [_band_ms(row) for row in rows], "thickness": 1.5, "width": 5},
+            marker_color=colour_of("predicted"),
+            customdata=[_band_text(row) for row in rows],
+            hovertemplate="%{y}<br>predicted %{x:.4g} ms %{customdata}<extra></extra>",
+        )
+    )
+    figure.add_trace(
+        go.Bar(
+            name="measured",
+            orientation="h",
+            y=labels,
+            x=[row.measured_tpot_ms for row in rows],
+            marker_color=colour_of("measured"),
+            customdata=[format_percent(row.error_ratio, signed=True) for row in rows],
+            hovertemplate="%{y}<br>measured %{x:.4g} ms<br>%{customdata} against predicted<extra></extra>",
+        )
+    )
+    if any(row.bound_ms is not None for row in rows):
+        figure.add_trace(_bound_ticks(rows, labels))
+    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated), rangemode="tozero")
+    return figure
+
+
+def tpot_terms(view: TermsView, *, dark: bool = False) -> go.Figure:
+    """What the time per token is made of: one stacked bar per run, the same order as the comparison."""
+    if view.parts_ms is None:
+        return empty_figure(view.empty, dark=dark)
+    figure = _bars(height=170 + 36 * len(view.labels), dark=dark)
+    figure.update_layout(barmode="stack")
+    for name, values in view.parts_ms.items():
+        figure.add_trace(
+            go.Bar(
+                name=_label(name),
+                orientation="h",
+                y=[_wrapped(label) for label in view.labels],
+                x=list(values),
+                marker_color=colour_of(name),
+                hovertemplate="%{y}<br>%{fullData.name} %{x:.4g} ms<extra></extra>",
+            )
+        )
+    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated))
+    return figure
+
+
+def load_heat_map(view: LoadView, *, dark: bool = False) -> go.Figure:
+    """Layer by expert, coloured by the share of tokens."""
+    if view.shares is None:
+        return empty_figure(view.empty, dark=dark)
+    layers, experts = view.shares.shape
+    figure = go.Figure(
+        go.Heatmap(
+            z=view.shares * 100,
+            x=list(range(experts)),
+            y=[str(layer) for layer in view.layer_ids],
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            xgap=1 if experts <= 64 else 0,
+            ygap=1 if layers <= 64 else 0,
+            colorbar={"title": {"text": "tokens (%)", "side": "right"}, "thickness": 12, "len": 1.0},
+            hovertemplate="layer %{y}, expert %{x}<br>%{z:.2f} % of tokens<extra></extra>",
+        ),
+        layout={"template": template(dark), "height": min(720, max(240, 90 + 26 * layers)), "margin": {"t": 12}},
+    )
+    figure.update_xaxes(title_text="expert", showgrid=False)
+    figure.update_yaxes(title_text="decoder layer", type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def layer_load(view: LoadView, layer: int, *, dark: bool = False) -> go.Figure:
+    """One layer of the heat map: experts from the busiest to the idlest, beside an even load.
+
+    Args:
+        view: loads of all layers.
+        layer: MoE layer index, from 0; one beyond the model is moved into it.
+    """
+    if view.shares is None:
+        return empty_figure(view.empty, dark=dark)
+    layer = max(0, min(layer, len(view.shares) - 1))
+    shares = view.shares[layer]
+    order = np.argsort(-shares, kind="stable")
+    figure = go.Figure(
+        go.Bar(
+            x=[str(expert) for expert in order.tolist()],
+            y=shares[order] * 100,
+            marker_color=colour_of("experts"),
+            hovertemplate="expert %{x}<br>%{y:.2f} % of tokens<extra></extra>",
+        ),
+        layout={"template": template(dark), "height": 300, "margin": {"t": 28}},
+    )
+    figure.add_hline(
+        y=view.uniform_share * 100,
+        line={"dash": "dash", "color": VERMILLION, "width": 1.5},
+        annotation={"text": f"even load, {format_percent(view.uniform_share)}", "font": {"size": 12}},
+        annotation_position="top right",
+    )
+    figure.update_xaxes(title_text=f"expert of decoder layer {view.layer_ids[layer]}", type="category", showgrid=False)
+    figure.update_yaxes(title_text="tokens (%)", rangemode="tozero")
+    return figure
+
+
+def timeline(view: TimelineView, *, dark: bool = False) -> go.Figure:
+    """Lanes of link, device, CPU and host over time."""
+    if not view.blocks:
+        return empty_figure(view.empty, dark=dark)
+    figure = go.Figure(
+        layout={
+            "template": template(dark),
+            "height": 130 + 62 * len(view.tracks),
+            "barmode": "overlay",
+            "bargap": 0,
+            "dragmode": "zoom",
+        }
+    )
+    floor = {track: len(view.tracks) - 1 - place for place, track in enumerate(view.tracks)}
+    for concept in dict.fromkeys(block.concept for block in view.blocks):
+        figure.add_trace(_lane_bars(concept, [block for block in view.blocks if block.concept == concept], floor))
+    _mark_passes(figure, view)
+    end_ms = max(block.end_ms for block in view.blocks)
+    figure.update_xaxes(title_text=_time_title("time since the window began (ms)", view.emulated), range=[0, end_ms])
+    figure.update_yaxes(
+        title_text="track; height is share of time" if view.is_aggregated else "track",
+        tickvals=[floor[track] + LANE_HEIGHT / 2 for track in view.tracks],
+        ticktext=list(view.tracks),
+        range=[-0.1, len(view.tracks)],
+        fixedrange=True,
+        showgrid=False,
+        zeroline=False,
+    )
+    return figure
+
+
+def _bars(height: int, dark: bool) -> go.Figure:
+    """An empty figure for horizontal bars, the first one on top."""
+    figure = go.Figure(layout={"template": template(dark), "height": height, "legend": {"traceorder": "normal"}})
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False, ticksuffix="  ")
+    return figure
+
+
+def _lane_bars(concept: str, blocks: Sequence[Block], floor: dict[str, int]) -> go.Bar:
+    return go.Bar(
+        name=_label(concept),
+        x=[(block.start_ms + block.end_ms) / 2 for block in blocks],
+        width=[block.end_ms - block.start_ms for block in blocks],
+        base=[floor[block.track] + LANE_HEIGHT * block.low for block in blocks],
+        y=[LANE_HEIGHT * (block.high - block.low) for block in blocks],
+        marker={"color": colour_of(concept), "line": {"width": 0}},
+        hovertext=[f"{block.track}: {block.text}" for block in blocks],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _mark_passes(figure: go.Figure, view: TimelineView) -> None:
+    """A dotted line where each pass begins, as long as there are few."""
+    if len(view.pass_starts_ms) > MAX_PASS_MARKS:
+        return
+    for place, start_ms in view.pass_starts_ms:
+        figure.add_vline(x=start_ms, line={"width": 1, "dash": "dot", "color": colour_of("overhead")})
+        figure.add_annotation(
+            text=f"pass {place}",
+            x=start_ms,
+            y=len(view.tracks) - 0.02,
+            xanchor="left",
+            yanchor="top",
+            showarrow=False,
+            font={"size": 11},
+        )
+
+
+def _time_title(title: str, emulated: bool) -> str:
+    """The title of a time axis. It carries the label of an emulated link, so that no crop or export loses it."""
+    return f'{title}<br><span style="color:{VERMILLION}">{EMULATED}</span>' if emulated else title
+
+
+def _bound_ticks(rows: Sequence[ComparisonRow], labels: Sequence[str]) -> go.Scatter:
+    return go.Scatter(
+        name="lower bound",
+        mode="markers",
+        x=[row.bound_ms for row in rows],
+        y=list(labels),
+        marker={"symbol": "line-ns", "size": 26, "line": {"width": 3, "color": VERMILLION}, "color": VERMILLION},
+        hovertemplate="%{y}<br>lower bound %{x:.4g} ms: the larger of compute<br>"
+        "and of copies under perfect eviction<extra></extra>",
+    )
+
+
+def _band_ms(row: ComparisonRow) -> float | None:
+    if row.band_ratio is None or row.predicted_tpot_ms is None:
+        return None
+    return row.band_ratio * row.predicted_tpot_ms
+
+
+def _band_text(row: ComparisonRow) -> str:
+    half = _band_ms(row)
+    return "(no validated band)" if half is None else f"± {format_ms(half)} ({format_percent(row.band_ratio)})"
+
+
+def _label(text: str) -> str:
+    return escape(text) or MISSING
+
+
+def _wrapped(text: str) -> str:
+    """A long label on several lines, so that bars keep their room on a narrow screen."""
+    return "<br>".join(escape(line) for line in textwrap.wrap(text, 20)) or MISSING

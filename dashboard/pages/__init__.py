@@ -1,0 +1,1 @@
+"""Pages of the application. Each module has `layout(...)` and `register(...)`; `dashboard.app` lists them."""

@@ -1,0 +1,83 @@
+"""Pieces that pages are made of: cards, sections, tables, alerts, figures with a text beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from dashboard.figures import empty_figure
+from dashboard.summary import Card
+from dashboard.table import COLUMN_GROUPS, TABLE_NOTE, Cell, cells
+from dashboard.views import Comparison
+
+GRAPH_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+
+
+def section(heading: str, *content: Any, controls: Any = None) -> Any:
+    """A titled part of a page."""
+    head = [dmc.Title(heading, order=2, size="h4")]
+    if controls is not None:
+        head.append(controls)
+    return dmc.Paper(
+        [dmc.Group(head, justify="space-between", className="section-head"), *content], className="section"
+    )
+
+
+def graph(graph_id: str, label: str) -> Any:
+    """A figure that a callback fills; `label` is what a screen reader says."""
+    figure = dcc.Graph(id=graph_id, figure=empty_figure(""), config=GRAPH_CONFIG)
+    return html.Div(figure, role="figure", className="graph", **{"aria-label": label})
+
+
+def card(content: Card) -> Any:
+    """A summary card."""
+    head = [dmc.Text(content.title, size="sm", c="dimmed")]
+    if content.badge:
+        head.append(badge(content.badge))
+    return dmc.Paper(
+        [
+            dmc.Group(head, justify="space-between", gap="xs"),
+            dmc.Text(content.value, className="card-value"),
+            dmc.Text(content.detail, size="sm", c="dimmed", className="wrap-anywhere"),
+        ],
+        className="section card",
+    )
+
+
+def badge(text: str) -> Any:
+    """A label that must not be overlooked."""
+    return html.Span(text, className="badge")
+
+
+def problems(lines: tuple[str, ...]) -> Any:
+    """Files that could not be read, one line each; nothing where there are none."""
+    if not lines:
+        return None
+    return dmc.Alert(
+        [html.P(line, className="problem") for line in lines], title="Files that could not be read", color="orange"
+    )
+
+
+def note(text: str, note_id: str = "") -> Any:
+    """A paragraph below a heading or a figure."""
+    return dmc.Text(text, size="sm", className="note", **({"id": note_id} if note_id else {}))
+
+
+def comparison_table(comparison: Comparison, table_id: str) -> Any:
+    """The comparison as a table; nothing where there are no rows."""
+    if not comparison.rows:
+        return None
+    groups = [html.Th(group, colSpan=len(names), scope="colgroup") for group, names in COLUMN_GROUPS]
+    names = [html.Th(name, scope="col") for _, group in COLUMN_GROUPS for name in group]
+    body = [html.Tr([_cell(cell) for cell in cells(row)]) for row in comparison.rows]
+    table = html.Table([html.Thead([html.Tr(groups), html.Tr(names)]), html.Tbody(body)], id=table_id)
+    scroll = html.Div(table, className="table-scroll", tabIndex=0, role="region", **{"aria-label": "Comparison table"})
+    return html.Div([scroll, html.P(TABLE_NOTE, className="remark")])
+
+
+def _cell(cell: Cell) -> Any:
+    remark = [html.Div(cell.remark, className="remark")] if cell.remark else []
+    value = {} if cell.value is None else {"data-value": repr(cell.value)}
+    return html.Td([html.Span(cell.text), *remark], **value)

@@ -1,0 +1,49 @@
+"""The comparison as a table: the same cells on the page and in the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboard.texts import EMULATED, format_bytes, format_number, format_percent, format_times
+from dashboard.views import BASELINE, ComparisonRow
+
+COLUMN_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ("strategy",)),
+    ("time per output token (ms)", ("predicted", "band", "measured", "difference")),
+    ("hit rate, decode", ("predicted", "measured")),
+    ("copied per token", ("predicted", "measured")),
+    (f"speed against {BASELINE}", ("predicted", "measured")),
+)
+"""Headings in two rows: (group, its columns)."""
+TABLE_NOTE = (
+    "Difference: measured over predicted, minus one; the band is a share of predicted too. Speed: how many times as "
+    f"many tokens per second as {BASELINE}. Copied: expert weights over the link per output token."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text for people; the number behind it for programs; a remark shown beside it."""
+
+    text: str
+    value: float | None = None
+    remark: str = ""
+
+
+def cells(row: ComparisonRow) -> tuple[Cell, ...]:
+    """The cells of a row in the order of `COLUMN_GROUPS`."""
+    inside = {True: "inside band", False: "outside band", None: ""}[row.is_inside_band]
+    remarks = ([EMULATED] if row.emulated else []) + ([row.warning] if row.warning else [])
+    return (
+        Cell(row.label, remark="; ".join(remarks)),
+        Cell(format_number(row.predicted_tpot_ms), row.predicted_tpot_ms),
+        Cell("none" if row.band_ratio is None else f"±{format_percent(row.band_ratio)}", row.band_ratio),
+        Cell(format_number(row.measured_tpot_ms), row.measured_tpot_ms),
+        Cell(format_percent(row.error_ratio, signed=True), row.error_ratio, inside),
+        Cell(format_percent(row.predicted_hit_rate), row.predicted_hit_rate),
+        Cell(format_percent(row.measured_hit_rate), row.measured_hit_rate),
+        Cell(format_bytes(row.predicted_bytes_per_token), row.predicted_bytes_per_token),
+        Cell(format_bytes(row.measured_bytes_per_token), row.measured_bytes_per_token),
+        Cell(format_times(row.predicted_speedup), row.predicted_speedup),
+        Cell(format_times(row.measured_speedup), row.measured_speedup),
+    )
