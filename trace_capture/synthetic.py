@@ -1,0 +1,159 @@
+"""Made-up routing with chosen statistics, for models that nobody has captured yet.
+
+Each token keeps a share of the experts that the token before it used in the same layer and draws the rest anew,
+with a Zipf-like preference that differs from layer to layer. A "quasi-hidden" prediction names the true experts
+with a chosen recall. Real routing has more structure (topics, prompts, layers that follow each other), so a result
+on a synthetic trace is a what-if, and every report says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_capture.errors import ConfigError
+from trace_capture.model_shape import ModelShape
+from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
+from trace_capture.trace_checks import check_trace
+from trace_capture.versions import software_versions
+
+PREDICTOR = "quasi-hidden"
+_WEIGHT_SPREAD = 1.0
+"""Standard deviation of the router logits behind the made-up weights."""
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What was asked for; kept in the trace's options."""
+
+    num_prompts: int
+    prompt_tokens: int
+    decode_tokens: int
+    reuse_ratio: float
+    skew: float
+    predictor_recall: float
+    seed: int
+
+
+def synthetic_trace(
+    shape: ModelShape,
+    num_prompts: int,
+    prompt_tokens: int,
+    decode_tokens: int,
+    *,
+    reuse_ratio: float,
+    skew: float,
+    predictor_recall: float,
+    seed: int,
+) -> Trace:
+    """Draw a trace; equal arguments give equal traces.
+
+    Args:
+        shape: counts of the model.
+        num_prompts: sequences, each with its own first token.
+        prompt_tokens: tokens of each prefill pass.
+        decode_tokens: decode passes after each prefill.
+        reuse_ratio: share of a token's top-k that the token before it also used, in the mean over tokens. Cannot
+            be less than (2K - E) / K, which top-k of few experts shares anyway.
+        skew: exponent of the Zipf law that new experts are drawn by; 0 is even. The load that results is flatter
+            than that law, because an expert that was just used is kept or left, but not drawn.
+        predictor_recall: share of the true top-k that the prediction names, likewise in the mean; the first MoE
+            layer has no prediction.
+        seed: of the random generator.
+
+    Raises:
+        ConfigError: a count is not positive, a ratio is not in 0..1, or the skew is negative.
+    """
+    options = _Options(num_prompts, prompt_tokens, decode_tokens, reuse_ratio, skew, predictor_recall, seed)
+    _check(options)
+    random = np.random.default_rng(seed)
+    preference = _preference(random, shape, skew)
+    length = prompt_tokens + decode_tokens
+    experts = np.empty((num_prompts * length, shape.num_moe_layers, shape.top_k), dtype=np.int64)
+    predicted = np.empty_like(experts)
+    for row in range(len(experts)):
+        before = experts[row - 1] if row % length else None
+        experts[row] = _draw(random, preference, shape.top_k, before, reuse_ratio)
+        predicted[row] = _draw(random, preference, shape.top_k, experts[row], predictor_recall)
+    predicted[:, 0] = NO_EXPERT
+    trace = Trace(
+        info=TraceInfo(shape=shape, source="synthetic", options=asdict(options), versions=software_versions("numpy")),
+        token_id=np.full(len(experts), -1, dtype=np.int32),
+        accepted=np.ones(len(experts), dtype=np.bool_),
+        experts=experts.astype(np.uint16),
+        weights=_weights(random, experts.shape),
+        predicted={PREDICTOR: predicted.astype(np.uint16)},
+        **_row_columns(options),
+    )
+    check_trace(trace, where="synthetic trace")
+    return trace
+
+
+def _check(options: _Options) -> None:
+    for name in ("num_prompts", "prompt_tokens"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"synthetic trace: {name} = {getattr(options, name)}; give at least 1")
+    if options.decode_tokens < 0:
+        raise ConfigError(f"synthetic trace: decode_tokens = {options.decode_tokens}; give at least 0")
+    for name in ("reuse_ratio", "predictor_recall"):
+        if not 0 <= getattr(options, name) <= 1:
+            raise ConfigError(f"synthetic trace: {name} = {getattr(options, name)}; give a share from 0 to 1")
+    if not 0 <= options.skew < float("inf"):
+        raise ConfigError(f"synthetic trace: skew = {options.skew}; give a Zipf exponent of at least 0")
+    if options.seed < 0:
+        raise ConfigError(f"synthetic trace: seed = {options.seed}; give at least 0")
+
+
+def _row_columns(options: _Options) -> dict[str, Any]:
+    """Columns that follow from the counts alone: one prefill pass per prompt, then one pass per decode token."""
+    length = options.prompt_tokens + options.decode_tokens
+    position = np.tile(np.arange(length), options.num_prompts)
+    is_decode = position >= options.prompt_tokens
+    return {
+        "sequence": np.repeat(np.arange(options.num_prompts), length).astype(np.int32),
+        "pass_id": (np.cumsum(is_decode | (position == 0)) - 1).astype(np.int32),
+        "phase": np.where(is_decode, Phase.DECODE, Phase.PREFILL).astype(np.uint8),
+        "position": position.astype(np.int32),
+    }
+
+
+def _preference(random: np.random.Generator, shape: ModelShape, skew: float) -> npt.NDArray[np.float64]:
+    """Logarithm of each expert's Zipf weight, in an order of its own per layer [L, E]."""
+    log_weight = -skew * np.log(np.arange(1, shape.num_experts + 1))
+    return random.permuted(np.tile(log_weight, (shape.num_moe_layers, 1)), axis=1)
+
+
+def _draw(
+    random: np.random.Generator,
+    preference: npt.NDArray[np.float64],
+    top_k: int,
+    known: Ids | None,
+    keep_ratio: float,
+) -> Ids:
+    """K distinct experts per layer [L, K], each of which is one of `known` [L, K] with probability `keep_ratio`.
+
+    Drawing without replacement by weight is taking the largest of log weight + Gumbel noise; adding a large bonus
+    to some experts of `known`, and taking it from the others, fixes how many of them are among the largest.
+    """
+    layers, num_experts = preference.shape
+    score = preference + random.gumbel(size=preference.shape)
+    if known is not None:
+        keep = random.binomial(top_k, keep_ratio, size=(layers, 1))
+        ours = np.take_along_axis(score, known, axis=1)
+        rank = np.argsort(np.argsort(-ours, axis=1), axis=1)
+        bonus = np.where(rank < np.maximum(keep, 2 * top_k - num_experts), 1e6, -1e6)
+        np.put_along_axis(score, known, ours + bonus, axis=1)
+    chosen = np.argsort(-score, axis=1)[:, :top_k]
+    return random.permuted(chosen, axis=1)
+
+
+def _weights(random: np.random.Generator, size: tuple[int, ...]) -> npt.NDArray[np.float16]:
+    """Router weights [T, L, K] that fall from the first expert to the last and add up to 1."""
+    logits = -np.sort(-random.normal(scale=_WEIGHT_SPREAD, size=size), axis=2)
+    weights = np.exp(logits)
+    return np.asarray(weights / weights.sum(axis=2, keepdims=True), dtype=np.float16)
