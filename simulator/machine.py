@@ -1,13 +1,19 @@
 """The SimPy machine: carries the plans of an `OffloadCore` out in simulated integer nanoseconds.
 
-The live twin is `runtime/engine.py`: the same calls in the same order. Per layer there are at most three events
-(host work, a stall, compute) and one per copy.
+The live twin is `runtime/engine.py`: the same calls in the same order.
+
+Host and device work one after the other, so they are one process with a clock of its own, `_now`, that runs ahead of
+the kernel's while nothing can happen in between, and meets it only where a copy may have landed. That leaves one
+event per copy and at most two per stall, and none at all for a layer whose experts are resident; the times are the
+same as with an event for every piece of work.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import simpy
@@ -55,17 +61,24 @@ class Machine:
         self, trace: Trace, costs: CostModel, core: OffloadCore, serial: bool = False, record_spans: bool = False
     ) -> None:
         self._trace = trace
-        self._costs = costs
         self._core = core
         self._serial = serial
         self._prediction = core.prefetch.prediction
         if self._prediction is not None:
             trace.predictions(self._prediction)
+        self._issue_ns = costs.issue_ns
+        self._wakeup_ns = costs.wakeup_ns
+        self._compute = costs.compute
+        self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
+        self._predict_ns = lru_cache(maxsize=None)(costs.compute.predict_ns)
+        self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(self._env, costs.copy_ns)
+        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans)
         self._record_spans = record_spans
         self._host_spans: list[Span] = []
         self._terms: dict[str, int] = {}
+        self._now = 0
+        self._began_ns = 0
         self.passes: list[PassTimes] = []
 
     def run(self) -> None:
@@ -76,89 +89,99 @@ class Machine:
         """The timeline: compute, host and link, each in order of start."""
         spans = list(self._host_spans)
         for copy, pass_id in zip(self._link.copies, self._pass_of_copies(), strict=True):
-            layer, expert = copy.load.key
-            spans.append(
-                Span("link", "load", copy.start_ns, copy.end_ns, pass_id, layer, expert, copy.load.num_bytes, copy.load.reason)
-            )
+            load = copy.load
+            times = copy.start_ns, copy.end_ns
+            spans.append(Span("link", "load", *times, pass_id, *load.key, load.num_bytes, load.reason))
         return sorted(spans, key=lambda span: (span.start_ns, span.track))
 
     def _pass_of_copies(self) -> list[int]:
         """The pass during which each copy began."""
-        starts = [span.start_ns for span in self._host_spans if span.kind == "overhead"]
-        ids = [span.pass_id for span in self._host_spans if span.kind == "overhead"]
-        result, place = [], 0
-        for copy in self._link.copies:
-            while place + 1 < len(starts) and starts[place + 1] <= copy.start_ns:
-                place += 1
-            result.append(ids[place] if ids else -1)
-        return result
+        begins = [(span.start_ns, span.pass_id) for span in self._host_spans if span.kind == "overhead"]
+        starts = [start_ns for start_ns, _ in begins]
+        return [begins[max(0, bisect_right(starts, copy.start_ns) - 1)][1] for copy in self._link.copies]
 
     def _replay(self) -> Process:
-        for item in self._trace.passes:
-            times = PassTimes(item.phase, item.sequence, item.stop - item.start)
+        trace, dense_ns = self._trace, self._compute.dense_ns
+        for item in trace.passes:
+            tokens = item.stop - item.start
+            times = PassTimes(item.phase, item.sequence, tokens)
             self._terms = times.terms_ns
             self._core.begin_pass(item.phase == Phase.PREFILL)
-            yield from self._spend("overhead", "host", self._costs.compute.overhead_ns(times.tokens), item, -1)
-            context = int(self._trace.position[item.start])
-            for layer, experts in self._trace.iter_layers(item):
-                dense_ns = self._costs.compute.dense_ns(layer, times.tokens, context)
-                yield from self._spend("dense", "device", dense_ns, item, layer)
+            self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
+            context = int(trace.position[item.start])
+            predicted = self._predictions(item)
+            for layer, experts in enumerate(trace.pass_experts(item)):
+                self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
                 if experts:
-                    yield from self._layer(item, layer, experts)
+                    yield from self._layer(item, layer, experts, predicted)
             self.passes.append(times)
 
-    def _layer(self, item: Pass, layer: int, experts: list[int]) -> Process:
-        core, compute = self._core, self._costs.compute
+    def _predictions(self, item: Pass) -> list[list[int]]:
+        """Predicted experts of every layer of a pass; empty where the policy asks for none."""
+        if self._prediction is None or item.phase == Phase.PREFILL:
+            return []
+        return self._trace.pass_experts(item, self._prediction)
+
+    def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> Process:
+        core, link = self._core, self._link
+        if link.ends_ns <= self._now:
+            yield self._meet()
         self._drain()
         for key in core.layer_routed(layer, experts):
-            if self._link.cancel(key):
+            if link.cancel(key):
                 core.cancelled(key)
-        first = True
-        tokens = item.stop - item.start
+        is_first = True
         while (wave := core.next_wave()) is not None:
-            yield from self._host_work(item, layer, wave, first)
-            first = False
-            yield from self._wait(item, layer, wave.wait)
+            if link.ends_ns <= self._now:
+                yield self._meet()
+            yield from self._host_work(item, layer, wave, predicted, is_first)
+            is_first = False
+            if wave.wait:
+                yield from self._wait(item, layer, wave.wait)
             if wave.experts:
-                experts_ns = compute.experts_ns(layer, tokens, len(wave.experts), len(experts))
-                yield from self._spend("experts", "device", experts_ns, item, layer)
+                experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
+                self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
-        core.layer_done()
+        self._record_evictions(core.layer_done(), self._now, item)
 
-    def _host_work(self, item: Pass, layer: int, wave: Wave, first: bool) -> Process:
+    def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> Process:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
-        start_ns = int(self._env.now)
-        decide_ns = self._costs.compute.decide_ns(len(wave.loads))
+        self._began_ns = self._now
+        decide_ns = self._decide_ns(len(wave.loads))
         self._terms["decide"] += decide_ns
-        end_ns = yield from self._issue(wave.loads, start_ns + decide_ns, item, layer)
-        if first:
-            predicted, predict_ns = self._predict(item, layer)
-            self._terms["predict"] += predict_ns
-            end_ns = yield from self._issue(self._core.plan_prefetch(predicted), end_ns + predict_ns, item, layer)
-        if end_ns > self._env.now:
-            self._span("host", "decide", int(self._env.now), end_ns, item, layer)
-            yield self._env.timeout(end_ns - int(self._env.now))
+        self._now += decide_ns
+        if wave.loads:
+            yield from self._issue(wave.loads, item, layer)
+        if is_first:
+            target = layer + 1
+            ids: Sequence[int] = ()
+            if target < len(predicted):
+                ids = predicted[target]
+                predict_ns = self._predict_ns(layer)
+                self._terms["predict"] += predict_ns
+                self._now += predict_ns
+            loads = self._core.plan_prefetch(ids)
+            if loads:
+                yield from self._issue(loads, item, layer)
+        self._end_host_work(item, layer)
 
-    def _issue(self, loads: Sequence[Load], from_ns: int, item: Pass, layer: int) -> Generator[simpy.Event, Any, int]:
-        """Submit loads one after the other; gives when the host is done with it. In serial mode waits for them."""
-        end_ns = from_ns
+    def _issue(self, loads: Sequence[Load], item: Pass, layer: int) -> Process:
+        """Submit loads one after the other. In serial mode waits for them."""
+        if self._record_spans:
+            evicted = [key for load in loads for key in load.evicts]
+            self._record_evictions(evicted, self._began_ns, item)
         for load in loads:
-            end_ns += self._costs.issue_ns
-            self._link.submit(load, end_ns)
-        self._terms["issue"] += end_ns - from_ns
-        if self._serial and loads:
-            yield self._env.timeout(end_ns - int(self._env.now))
+            self._now += self._issue_ns
+            self._link.submit(load, self._now)
+        self._terms["issue"] += self._issue_ns * len(loads)
+        if self._serial:
+            self._end_host_work(item, layer)
             yield from self._wait(item, layer, [load.key for load in loads])
-            return int(self._env.now)
-        return end_ns
+            self._began_ns = self._now
 
-    def _predict(self, item: Pass, layer: int) -> tuple[list[int], int]:
-        """Predicted experts of the next layer, and what the prediction costs."""
-        target = layer + 1
-        if self._prediction is None or item.phase == Phase.PREFILL or target >= self._trace.shape.num_moe_layers:
-            return [], 0
-        predicted = self._trace.active_experts(item.start, item.stop, target, self._prediction)
-        return predicted, self._costs.compute.predict_ns(layer)
+    def _end_host_work(self, item: Pass, layer: int) -> None:
+        if self._now > self._began_ns:
+            self._span("host", "decide", self._began_ns, self._now, item, layer)
 
     def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> Process:
         """Wait for copies and hand the landings to the core."""
@@ -167,25 +190,38 @@ class Machine:
             return
         barrier = self._link.barrier(waiting)
         if barrier is not None:
-            start_ns = int(self._env.now)
             yield barrier
-            if self._costs.wakeup_ns:
-                yield self._env.timeout(self._costs.wakeup_ns)
-            self._terms["stall"] += int(self._env.now) - start_ns
-            self._span("device", "stall", start_ns, int(self._env.now), item, layer)
+            landed_ns, stalled_ns = int(self._env.now), self._now
+            if landed_ns > stalled_ns:
+                self._now = landed_ns + self._wakeup_ns
+                self._terms["stall"] += self._now - stalled_ns
+                self._span("device", "stall", stalled_ns, self._now, item, layer)
+        if self._link.ends_ns <= self._now:
+            yield self._meet()
         self._drain()
+
+    def _meet(self) -> simpy.Event:
+        """An event at this process's own time; until then copies end and begin."""
+        return self._env.timeout(self._now - int(self._env.now))
 
     def _drain(self) -> None:
         for key in self._link.drain():
             self._core.landed(key)
 
-    def _spend(self, term: str, track: str, duration_ns: int, item: Pass, layer: int) -> Process:
+    def _spend(self, term: str, track: str, duration_ns: int, item: Pass, layer: int) -> None:
+        start_ns = self._now
+        self._now += duration_ns
         self._terms[term] += duration_ns
-        start_ns = int(self._env.now)
-        self._span(track, term, start_ns, start_ns + duration_ns, item, layer)
-        if duration_ns:
-            yield self._env.timeout(duration_ns)
+        if self._record_spans:
+            self._host_spans.append(Span(track, term, start_ns, self._now, item.pass_id, layer))
 
     def _span(self, track: str, kind: str, start_ns: int, end_ns: int, item: Pass, layer: int) -> None:
         if self._record_spans:
             self._host_spans.append(Span(track, kind, start_ns, end_ns, item.pass_id, layer))
+
+    def _record_evictions(self, keys: Sequence[Key], at_ns: int, item: Pass) -> None:
+        """Evictions are moments, shown where the host work that decided them began."""
+        if self._record_spans:
+            for layer, expert in keys:
+                size = self._trace.shape.expert_bytes[layer]
+                self._host_spans.append(Span("host", "evict", at_ns, at_ns, item.pass_id, layer, expert, size))

@@ -24,6 +24,7 @@ def simulate(
     config: OffloadConfig,
     *,
     record_spans: bool = False,
+    bounds: bool = True,
     log: list[tuple[Any, ...]] | None = None,
 ) -> Run:
     """Replay a trace with the policies of a configuration on a machine.
@@ -33,6 +34,7 @@ def simulate(
         hardware: link and device; measured compute times are used where they belong to the trace's model.
         config: cache, prefetch and budget.
         record_spans: keep the timeline in the run.
+        bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again.
         log: if given, every call to the offload core and every plan is appended to it.
 
     Returns:
@@ -62,7 +64,7 @@ def simulate(
         versions=software_versions("simpy", "numpy"),
         metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters),
         error_band_ratio=hardware.error_band_ratio,
-        bounds=tpot_bounds(trace, machine.passes, costs, config),
+        bounds=tpot_bounds(trace, machine.passes, costs, config) if bounds else {},
         notes=_notes(trace, hardware, costs),
     )
     return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()) if record_spans else ())

@@ -169,8 +169,22 @@ class Trace:
 
     def iter_layers(self, item: Pass) -> Iterator[tuple[int, list[int]]]:
         """Layers of a pass with the distinct experts of each."""
-        for layer in range(self.shape.num_moe_layers):
-            yield layer, self.active_experts(item.start, item.stop, layer)
+        yield from enumerate(self.pass_experts(item))
+
+    def pass_experts(self, item: Pass, source: str | None = None) -> list[list[int]]:
+        """Distinct experts of a pass in every layer: `active_experts` of all L layers in one sweep.
+
+        Args:
+            item: the pass.
+            source: None for the routed experts, else the name of a predictor.
+        """
+        ids = self.experts if source is None else self.predictions(source)
+        rows: list[list[int]] = ids[item.start : item.stop].swapaxes(0, 1).reshape(ids.shape[1], -1).tolist()
+        return [
+            [expert for expert in dict.fromkeys(row) if expert != NO_EXPERT] if NO_EXPERT in row
+            else list(dict.fromkeys(row))
+            for row in rows
+        ]
 
     def save(self, path: Path) -> None:
         """Write the trace as Parquet; see `trace_capture.trace_store.write_trace`."""

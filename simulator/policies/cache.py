@@ -67,7 +67,10 @@ class Lru(CachePolicy):
 
     def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
         """See `CachePolicy`."""
-        return next((key for key in self._order if can_leave(key)), None)
+        for key in self._order:
+            if can_leave(key):
+                return key
+        return None
 
 
 class NoCache(Lru):
@@ -81,7 +84,7 @@ class NoCache(Lru):
 class ScoredPolicy(CachePolicy):
     """Lowest score leaves first; ties go to the least recently scored. Scores change only through `score`.
 
-    A heap with stale entries: an entry counts only if it is the newest of its key.
+    A heap with stale entries, rebuilt when most are stale: an entry counts only if it is the newest of its key.
     """
 
     def __init__(self) -> None:
@@ -94,6 +97,9 @@ class ScoredPolicy(CachePolicy):
         self._tick += 1
         self._current[key] = (score, self._tick)
         heapq.heappush(self._heap, (score, self._tick, key))
+        if len(self._heap) > 8 * len(self._current) + 64:
+            self._heap = [(*rank, other) for other, rank in self._current.items()]
+            heapq.heapify(self._heap)
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""

@@ -11,7 +11,7 @@ from simulator.policies.errors import unknown_name
 from simulator.policies.prefetch import PREFETCH_POLICIES
 from trace_capture.errors import ConfigError
 
-CONFIG_SCHEMA_VERSION = 1
+CONFIG_SCHEMA_VERSION: Literal[1] = 1
 
 
 class CacheConfig(BaseModel):
@@ -137,7 +137,28 @@ def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadCo
     try:
         return OffloadConfig.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {place}: {message}; mend that key") from error
+        raise ConfigError(f"{where}: {_first_mistake(error)}") from error
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """The first mistake that pydantic found, in one line."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        return str(unknown_name("key", ".".join(path), _keys_of(path[:-1])))
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(path)}: {message}" if path else message
+
+
+def _keys_of(path: list[str]) -> list[str]:
+    """The keys that the table at `path` may have, each with the path in front."""
+    model = TABLES[path[0]] if path else OffloadConfig
+    return [".".join([*path, name]) for name in model.model_fields]
+
+
+TABLES: dict[str, type[BaseModel]] = {
+    "cache": CacheConfig,
+    "prefetch": PrefetchConfig,
+    "device": DeviceConfig,
+    "provenance": Provenance,
+}

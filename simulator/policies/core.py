@@ -19,7 +19,7 @@ A layer normally is one wave. It is several when its active experts do not fit i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +94,7 @@ class OffloadCore:
         self._partition_of_layer = capacity.partition_of_layer
         self._free_bytes = list(capacity.partition_bytes)
         self._cache = list(cache)
+        self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
         self.prefetch = prefetch
         self._max_prefetch = max_prefetch
         self._log = log
@@ -103,6 +104,8 @@ class OffloadCore:
         """Copies that are queued or in flight, in order of submission."""
         self._reason: dict[Key, str] = {}
         """Why a key was loaded, until its first use."""
+        self._leaving: list[Key] = []
+        """Victims chosen for the load being planned."""
         self._active: set[Key] = set()
         self._foreseen: set[Key] = set()
         """Keys that the next layer is expected to ask for; a prefetch must not evict them."""
@@ -130,19 +133,22 @@ class OffloadCore:
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts. Nothing is prefetched in a prefill, where nearly every expert is active."""
-        self._record("begin_pass", is_prefill)
+        if self._log is not None:
+            self._log.append(("begin_pass", is_prefill))
         self._prefill = is_prefill
         self._counters = self.prefill_counters if is_prefill else self.decode_counters
 
     def landed(self, key: Key) -> None:
         """The copy of `key` has finished."""
-        self._record("landed", key)
+        if self._log is not None:
+            self._log.append(("landed", key))
         self._resident[key[0]][key[1]] = True
         del self._pending[key]
 
     def cancelled(self, key: Key) -> None:
         """A queued copy of `key` was withdrawn before it began."""
-        self._record("cancelled", key)
+        if self._log is not None:
+            self._log.append(("cancelled", key))
         self._leave(key)
         self._counters.bytes_loaded -= self._expert_bytes[key[0]]
         self._counters.prefetch_loads -= 1
@@ -150,24 +156,17 @@ class OffloadCore:
     def layer_routed(self, layer: int, experts: Sequence[int]) -> tuple[Key, ...]:
         """The router of `layer` chose `experts` (distinct, in order). Gives queued copies for this layer that are
         no longer wanted; the driver may cancel those that have not begun."""
-        self._record("layer_routed", layer, tuple(experts))
+        if self._log is not None:
+            self._log.append(("layer_routed", layer, tuple(experts)))
         self._layer = layer
         self._remaining = list(experts)
-        self._active = {(layer, expert) for expert in experts}
+        active = self._active = {(layer, expert) for expert in experts}
         self._foreseen.clear()
         self.prefetch.observe(layer, experts)
-        counters = self._counters
-        counters.lookups += len(experts)
-        resident = self._resident[layer]
-        for expert in experts:
-            landed = resident.get(expert)
-            if landed is None:
-                continue
-            counters.hits += landed
-            counters.late += not landed
-            if self._reason.pop((layer, expert), "") == "prefetch":
-                counters.prefetch_used += 1
-        return tuple(key for key in self._pending if key[0] == layer and key not in self._active)
+        self._count_lookups(active)
+        if not self._pending:
+            return ()
+        return tuple(key for key in self._pending if key[0] == layer and key not in active)
 
     def next_wave(self) -> Wave | None:
         """What the routed layer does next, or None when all its experts have run."""
@@ -175,26 +174,23 @@ class OffloadCore:
             return None
         layer = self._layer
         resident = self._resident[layer]
-        loads: list[Load] = []
-        for expert in self._remaining:
-            if expert in resident:
-                continue
-            key = (layer, expert)
-            evicts = self._make_room(key, demand=True)
-            if evicts is None:
-                break
-            loads.append(self._load(key, "demand", DEMAND_PRIORITY, evicts))
-        experts = tuple(expert for expert in self._remaining if expert in resident)
-        wait = tuple((layer, expert) for expert in experts if not resident[expert])
         partition = self._partition_of_layer[layer]
+        loads, experts = self._load_remaining(layer)
+        if self._pending:
+            wait = tuple((layer, expert) for expert in experts if not resident[expert])
+        else:
+            wait = ()
         if not experts:  # copies nobody asked for fill the partition: once landed, they can be evicted
             wait = tuple(key for key in self._pending if self._partition_of_layer[key[0]] == partition)
-        policy = self._cache[partition]
+            if not wait:
+                raise RuntimeError(f"MoE layer {layer} can neither run an expert nor wait for a copy")
+        used = self._cache[partition].used
         for expert in experts:
-            policy.used((layer, expert))
+            used((layer, expert))
         self._wave = experts
         wave = Wave(experts, tuple(loads), wait)
-        self._record("wave", wave)
+        if self._log is not None:
+            self._log.append(("wave", wave))
         return wave
 
     def plan_prefetch(self, predicted: Sequence[int]) -> tuple[Load, ...]:
@@ -202,39 +198,44 @@ class OffloadCore:
 
         Experts are taken in order until no room can be made without touching what this layer or the next needs.
         """
-        self._record("plan_prefetch", tuple(predicted))
+        if self._log is not None:
+            self._log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         if self._prefill or target >= self._num_layers:
             return ()
-        wanted = [(target, expert) for expert in self.prefetch.select(target, predicted)][: self._max_prefetch]
-        self._foreseen.update(wanted)
-        loads: list[Load] = []
-        for key in wanted:
-            if key[1] in self._resident[target]:
-                continue
-            evicts = self._make_room(key, demand=False)
-            if evicts is None:
-                break
-            loads.append(self._load(key, "prefetch", PREFETCH_PRIORITY, evicts))
-        self._record("prefetch", tuple(loads))
-        return tuple(loads)
+        wanted = self.prefetch.select(target, predicted)
+        if not wanted:
+            loads: tuple[Load, ...] = ()
+        else:
+            loads = self._load_ahead(target, wanted[: self._max_prefetch])
+        if self._log is not None:
+            self._log.append(("prefetch", loads))
+        return loads
 
     def wave_done(self) -> None:
         """The experts of the last wave have run."""
-        self._record("wave_done")
-        done = set(self._wave)
-        self._remaining = [expert for expert in self._remaining if expert not in done]
-        self._active = {(self._layer, expert) for expert in self._remaining}
+        if self._log is not None:
+            self._log.append(("wave_done",))
+        if len(self._wave) == len(self._remaining):
+            self._remaining = []
+            self._active = set()
+        else:
+            done = set(self._wave)
+            self._remaining = [expert for expert in self._remaining if expert not in done]
+            self._active = {(self._layer, expert) for expert in self._remaining}
         self._wave = ()
 
     def layer_done(self) -> tuple[Key, ...]:
         """All experts of the layer have run. Gives keys that the cache policy drops now."""
-        self._record("layer_done")
+        if self._log is not None:
+            self._log.append(("layer_done",))
         self._active = set()
         layer = self._layer
-        policy = self._cache[self._partition_of_layer[layer]]
+        partition = self._partition_of_layer[layer]
+        if not self._expires[partition]:
+            return ()
         present = [(layer, expert) for expert, landed in self._resident[layer].items() if landed]
-        dropped = tuple(policy.expired(present))
+        dropped = tuple(self._cache[partition].expired(present))
         for key in dropped:
             self._leave(key)
             self._counters.evictions += 1
@@ -253,10 +254,54 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return [(layer, expert) for layer, resident in enumerate(self._resident) for expert in resident]
 
+    def _count_lookups(self, active: set[Key]) -> None:
+        counters = self._counters
+        counters.lookups += len(active)
+        for key in active:
+            landed = self._resident[key[0]].get(key[1])
+            if landed is None:
+                continue
+            if landed:
+                counters.hits += 1
+            else:
+                counters.late += 1
+            if self._reason and self._reason.pop(key, "") == "prefetch":
+                counters.prefetch_used += 1
+
+    def _load_remaining(self, layer: int) -> tuple[list[Load], tuple[int, ...]]:
+        """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
+        resident = self._resident[layer]
+        loads: list[Load] = []
+        for expert in self._remaining:
+            if expert in resident:
+                continue
+            key = (layer, expert)
+            evicts = self._make_room(key, self._can_leave)
+            if evicts is None:
+                return loads, tuple(expert for expert in self._remaining if expert in resident)
+            loads.append(self._load(key, "demand", DEMAND_PRIORITY, evicts))
+        return loads, tuple(self._remaining)
+
+    def _load_ahead(self, target: int, wanted: Sequence[int]) -> tuple[Load, ...]:
+        """Prefetches of `wanted` experts of the layer `target`, in order, until there is no room."""
+        keys = [(target, expert) for expert in wanted]
+        self._foreseen.update(keys)
+        resident = self._resident[target]
+        loads: list[Load] = []
+        for key in keys:
+            if key[1] in resident:
+                continue
+            evicts = self._make_room(key, self._can_leave_unforeseen)
+            if evicts is None:
+                break
+            loads.append(self._load(key, "prefetch", PREFETCH_PRIORITY, evicts))
+        return tuple(loads)
+
     def _load(self, key: Key, reason: str, priority: int, evicts: tuple[Key, ...]) -> Load:
-        size = self._expert_bytes[key[0]]
-        partition = self._partition_of_layer[key[0]]
-        self._resident[key[0]][key[1]] = False
+        layer, expert = key
+        size = self._expert_bytes[layer]
+        partition = self._partition_of_layer[layer]
+        self._resident[layer][expert] = False
         self._pending[key] = None
         self._free_bytes[partition] -= size
         self._cache[partition].admitted(key)
@@ -269,39 +314,40 @@ class OffloadCore:
             self._reason[key] = reason
         return Load(key, size, reason, priority, evicts)
 
-    def _make_room(self, key: Key, demand: bool) -> tuple[Key, ...] | None:
+    def _make_room(self, key: Key, can_leave: Callable[[Key], bool]) -> tuple[Key, ...] | None:
         """Evict until `key` fits; None, with nothing evicted, when it cannot."""
         partition = self._partition_of_layer[key[0]]
         size = self._expert_bytes[key[0]]
-        if self._free_bytes[partition] >= size:
+        freed = self._free_bytes[partition]
+        if freed >= size:
             return ()
         policy = self._cache[partition]
         victims: list[Key] = []
-        freed = self._free_bytes[partition]
+        self._leaving = victims
         while freed < size:
-            victim = policy.choose_victim(lambda other: self._can_leave(other, demand) and other not in victims)
+            victim = policy.choose_victim(can_leave)
             if victim is None:
                 return None
             victims.append(victim)
             freed += self._expert_bytes[victim[0]]
         for victim in victims:
             self._leave(victim)
-            self._counters.evictions += 1
+        self._counters.evictions += len(victims)
         return tuple(victims)
 
-    def _can_leave(self, key: Key, demand: bool) -> bool:
-        """Copies under way stay; so does what this layer still needs, and for a prefetch what the next may need."""
-        landed = self._resident[key[0]][key[1]]
-        return landed and key not in self._active and (demand or key not in self._foreseen)
+    def _can_leave(self, key: Key) -> bool:
+        """Copies under way stay, and so does what this layer still needs."""
+        return key not in self._pending and key not in self._active and key not in self._leaving
+
+    def _can_leave_unforeseen(self, key: Key) -> bool:
+        """As `_can_leave`; for a prefetch, what the next layer may need stays as well."""
+        return self._can_leave(key) and key not in self._foreseen
 
     def _leave(self, key: Key) -> None:
-        partition = self._partition_of_layer[key[0]]
-        del self._resident[key[0]][key[1]]
+        layer, expert = key
+        partition = self._partition_of_layer[layer]
+        del self._resident[layer][expert]
         self._pending.pop(key, None)
         self._reason.pop(key, None)
-        self._free_bytes[partition] += self._expert_bytes[key[0]]
+        self._free_bytes[partition] += self._expert_bytes[layer]
         self._cache[partition].removed(key)
-
-    def _record(self, *entry: Any) -> None:
-        if self._log is not None:
-            self._log.append(entry)

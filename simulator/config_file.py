@@ -1,0 +1,102 @@
+"""Offload configurations as TOML files that a person can read, edit and hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+import tomlkit.exceptions
+from tomlkit.items import Table
+
+from simulator.policies.config import OffloadConfig, parse_config
+from trace_capture.errors import ConfigError
+from trace_capture.files import write_text_atomic
+
+HEADER = (
+    "Offload configuration of MoE Offload Studio.",
+    "Run it:      moe-studio run --model <folder> --config {name}",
+    "Rehearse it: moe-studio simulate --trace <trace.parquet> --hardware <profile> --config {name}",
+    "Units are in the names of the keys. Keys that are left out take their defaults.",
+)
+
+KEY_COMMENTS = {
+    "label": "how reports and charts call this configuration; empty: a description of the choices",
+    "cache": "who stays on the device; exactly one of slots_per_layer, budget_bytes, budget_ratio",
+    "cache.policy": "who leaves when room is needed",
+    "cache.scope": "layer: every layer has slots of its own; global: one pool for all layers",
+    "cache.slots_per_layer": "experts that each MoE layer keeps on the device, in order of execution",
+    "cache.budget_bytes": "device memory for experts",
+    "cache.budget_ratio": "share of all experts' bytes",
+    "prefetch": "what is loaded before the router has spoken",
+    "prefetch.max_experts": "at most so many experts of the next layer",
+    "device": "where the slots are; link numbers are used by the emulated device alone",
+    "device.backend": "auto: CUDA where the model is on a CUDA device, else emulated",
+    "device.serial": "true: wait for every load where it is issued (for debugging)",
+    "provenance": "where this comes from and what was predicted; for information, changes nothing",
+    "provenance.predicted_tpot_ms": "time per output token on held-out tokens of the trace",
+    "provenance.error_band_ratio": "half width of the band around the prediction, as a share of it",
+}
+
+
+def save_config(config: OffloadConfig, path: Path, comments: Sequence[str] = ()) -> None:
+    """Write a configuration as TOML, atomically, with a comment at every key that needs one.
+
+    Args:
+        config: what to write; `load_config` gives an equal one back.
+        path: the file.
+        comments: further lines for the head of the file.
+
+    Raises:
+        StudioError: the place cannot be written to.
+    """
+    path = Path(path)
+    document = tomlkit.document()
+    for line in (*(line.format(name=path.name) for line in HEADER), *comments):
+        for part in line.splitlines() or [""]:
+            document.add(tomlkit.comment(part))
+    document.add(tomlkit.nl())
+    _fill(document, config.model_dump(mode="json", exclude_none=True), "")
+    write_text_atomic(path, tomlkit.dumps(document))
+
+
+def load_config(path: Path) -> OffloadConfig:
+    """Read a configuration from a TOML file.
+
+    Raises:
+        ConfigError: no such file, not TOML (with the line), another schema version, or the first key that is
+            unknown (with the nearest known one), missing or wrong.
+    """
+    path = Path(path)
+    try:
+        raw = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read configuration {path}: {error.strerror}; make one with 'moe-studio tune --out {path}'"
+        ) from error
+    except (tomlkit.exceptions.TOMLKitError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {path} is not TOML: {error}; mend that line") from error
+    return parse_config(raw, where=f"configuration {path}")
+
+
+def _fill(target: Any, values: dict[str, Any], prefix: str) -> None:
+    """Add values to a document or table, tables after plain keys, each with its comment."""
+    for name, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
+        place = f"{prefix}{name}"
+        comment = KEY_COMMENTS.get(place)
+        if isinstance(value, dict):
+            target.add(name, _table(value, place, comment))
+            continue
+        item = tomlkit.item(value)
+        if comment:
+            item.comment(comment)
+        target.add(name, item)
+
+
+def _table(values: dict[str, Any], place: str, comment: str | None) -> Table:
+    table = tomlkit.table()
+    if comment:
+        table.comment(comment)
+    _fill(table, values, f"{place}.")
+    return table
