@@ -6,5 +6,6 @@ machine), `OffloadConfig`.
 
 from simulator.policies.config import OffloadConfig
 from simulator.replay import simulate
+from simulator.tune import TuneResult, tune
 
-__all__ = ["OffloadConfig", "simulate"]
+__all__ = ["OffloadConfig", "TuneResult", "simulate", "tune"]

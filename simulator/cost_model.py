@@ -155,5 +155,5 @@ def interpolate_ns(points: Sequence[int], values: Sequence[float], at: int) -> i
 
 def _positive(value: float, name: str, profile: HardwareProfile) -> float:
     if value <= 0:
-        raise ProfileError(f"hardware profile '{profile.name}' has {name} = 0; the simulator needs a rate above 0 there")
+        raise ProfileError(f"hardware profile '{profile.name}' has {name} = 0; a rate above 0 is needed there")
     return value

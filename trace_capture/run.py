@@ -25,7 +25,9 @@ SPANS_SUFFIX = ".spans.parquet"
 
 TRACKS = ("link", "device", "cpu", "host")
 """Serial servers: spans on one track never overlap."""
-SPAN_KINDS = ("load", "dense", "experts", "stall", "decide", "overhead")
+SPAN_KINDS = ("load", "dense", "experts", "stall", "decide", "overhead", "evict")
+"""`evict` is a moment, not work: a span of no length on the host's track at which an expert's place was given up, so
+that what is on the device can be told from the loads' ends and these."""
 REASONS = ("", "demand", "prefetch", "utility")
 
 
