@@ -1,21 +1,25 @@
 """Do it live: the offloaded engine, calibration, and the command line.
 
-Public names, loaded when first used since they import torch: `offload`, `unload`, `offloaded`; and `OffloadConfig`.
+Public names, loaded when first used since most of them import torch: `offload`, `unload`, `offloaded`,
+`OffloadConfig`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simulator.policies.config import OffloadConfig
-
 if TYPE_CHECKING:
     from runtime.offloading import offload, offloaded, unload
+    from simulator.policies.config import OffloadConfig
 
 __all__ = ["OffloadConfig", "offload", "offloaded", "unload"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "OffloadConfig":
+        from simulator.policies.config import OffloadConfig
+
+        return OffloadConfig
     if name in ("offload", "offloaded", "unload"):
         try:
             from runtime import offloading

@@ -1,0 +1,324 @@
+"""`calibrate`: measure this machine with one model into a hardware profile, and check what it predicts.
+
+Compute is measured in place, on the offloaded engine with every expert resident; what a stall and a load cost beside
+the link's own time is measured on the engine with no cache at all. Medians over passes, so that a busy neighbour
+does little harm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.engine import Engine, PassRecord
+from runtime.kernels import SlotExperts, stock_kernel
+from runtime.measure import generate_offloaded
+from runtime.models import LoadedModel, Sampling
+from runtime.offloading import model_name, offloaded
+from simulator.machine import PassTimes
+from simulator.policies.config import OffloadConfig, parse_config
+from trace_capture.errors import ModelError
+from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity
+from trace_capture.hooks import MoeSite, discover
+from trace_capture.trace import Phase
+
+Progress = Callable[[int, int], None]
+TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Tokens per pass at which compute is measured."""
+_DECODE_TOKENS = 24
+
+
+class _Loads(NamedTuple):
+    """What loading costs beside the link's time, and what the link achieved."""
+
+    per_load_ns: float
+    predict_ns: float
+    wakeup_ns: float
+    bytes_per_s: float
+
+
+def calibrate(
+    loaded: LoadedModel,
+    text: str,
+    *,
+    h2d_bytes_per_s: float | None = None,
+    copy_to_compute_ratio: float | None = None,
+    latency_ns: int = 20_000,
+    vectors_path: Path | None = None,
+    name: str = "this-machine",
+    repeats: int = 3,
+    progress: Progress | None = None,
+) -> HardwareProfile:
+    """Measure compute, bookkeeping and link of this machine with one model.
+
+    Args:
+        loaded: an untouched model on the CPU (emulated device) or on CUDA.
+        text: some text to route; long enough for the largest token count, else that count is left out.
+        h2d_bytes_per_s: rate to pace the emulated link to.
+        copy_to_compute_ratio: instead of a rate: pace the link so that copying a token's experts on demand takes
+            this many times its compute, as on real hardware (the paper's A6000 has 141 ms : 13 ms = 11).
+        latency_ns: time per copy on the emulated link beside its bytes.
+        vectors_path: default vectors, to measure what a prediction costs.
+        name: of the profile.
+        repeats: generations per token count.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        a profile with `measured` filled for this model.
+
+    Raises:
+        ModelError: the text is too short, or the model cannot be offloaded.
+    """
+    ids = loaded.encode(text, _DECODE_TOKENS)
+    counts = [count for count in TOKEN_COUNTS if count <= ids.shape[1]]
+    if len(counts) < 3:
+        raise ModelError(f"calibration needs a text of at least {TOKEN_COUNTS[2]} tokens, got {ids.shape[1]}")
+    steps = len(counts) + 3
+    tick = _Ticker(progress, steps)
+    tables = _measure_compute(loaded, ids, counts, repeats, tick)
+    sites = discover(loaded.model)
+    cpu_ns = _measure_cpu_experts(loaded, sites, ids, counts)
+    tick()
+    compute_ns = len(sites) * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
+    rate = h2d_bytes_per_s or _rate_for(copy_to_compute_ratio or 11.0, compute_ns, tables.bytes_per_token)
+    loads = _measure_loads(loaded, ids, rate, latency_ns, tables, vectors_path)
+    tick()
+    costs = MeasuredCosts(
+        model=model_name(loaded.model),
+        tokens=tuple(counts),
+        dense_ns=tuple(tables.dense_ns),
+        experts_ns=tuple(tables.experts_ns),
+        cpu_experts_ns=tuple(cpu_ns),
+        pass_overhead_ns=tuple(tables.overhead_ns),
+        decide_ns=tables.decide_ns,
+        decide_per_load_ns=loads.per_load_ns,
+        predict_ns=loads.predict_ns,
+        samples=tables.samples,
+    )
+    profile = _profile(loaded, name, costs, loads, rate, latency_ns)
+    tick()
+    return profile
+
+
+class _Tables(NamedTuple):
+    """Compute medians by token count."""
+
+    dense_ns: list[float]
+    experts_ns: list[float]
+    overhead_ns: list[float]
+    decide_ns: float
+    bytes_per_token: int
+    samples: int
+
+
+class _Ticker:
+    def __init__(self, progress: Progress | None, steps: int) -> None:
+        self._progress, self._steps, self._done = progress, steps, 0
+
+    def __call__(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._steps)
+
+
+def resident_config(loaded: LoadedModel) -> OffloadConfig:
+    """Every expert on the device, behind a link fast enough not to matter."""
+    return parse_config({"cache": {"budget_ratio": 1.0}, "device": {"h2d_bytes_per_s": 1e12, "latency_ns": 0}})
+
+
+def _measure_compute(
+    loaded: LoadedModel, ids: Tensor, counts: Sequence[int], repeats: int, tick: Callable[[], None]
+) -> _Tables:
+    """Generate from prompts of each length on a fully resident engine, warm."""
+    sampling = Sampling(temperature=0.0, ignore_eos=True)
+    dense: list[float] = []
+    experts: list[float] = []
+    overhead: list[float] = []
+    decode: list[tuple[PassRecord, PassTimes]] = []
+    with offloaded(loaded.model, resident_config(loaded)) as engine:
+        generate_offloaded(engine, loaded, ids, _DECODE_TOKENS, sampling)  # warm: load experts, build kernels
+        for count in counts[1:]:
+            prefill: list[tuple[PassRecord, PassTimes]] = []
+            for _ in range(repeats):
+                before = len(engine.passes)
+                times = generate_offloaded(engine, loaded, ids[:, :count], _DECODE_TOKENS, sampling)
+                pairs = list(zip(engine.passes[before:], times, strict=True))
+                prefill += [pair for pair in pairs if pair[1].phase == Phase.PREFILL]
+                decode += [pair for pair in pairs[2:] if pair[1].phase == Phase.DECODE]
+            dense.append(_median_dense(prefill))
+            experts.append(_median_experts(prefill))
+            overhead.append(_median_overhead(prefill))
+            tick()
+        layers = [layer for record, _ in decode for layer in record.layers]
+        decide_ns = median(t.decided_ns - t.entered_ns + t.submitted_ns - t.predicted_ns + t.landed_ns - t.submitted_ns for t in layers)
+        bytes_per_token = engine.shape.bytes_per_token
+    tick()
+    return _Tables(
+        [_median_dense(decode), *dense],
+        [_median_experts(decode), *experts],
+        [_median_overhead(decode), *overhead],
+        float(decide_ns),
+        bytes_per_token,
+        len(decode),
+    )
+
+
+_Pairs = Sequence[tuple[PassRecord, PassTimes]]
+
+
+def _median_dense(pairs: _Pairs) -> float:
+    gaps = [b.entered_ns - a.done_ns for r, _ in pairs for a, b in zip(r.layers, r.layers[1:], strict=False)]
+    return float(median(gaps)) if gaps else float(median(r.layers[0].entered_ns - r.began_ns for r, _ in pairs))
+
+
+def _median_experts(pairs: _Pairs) -> float:
+    return float(median(layer.done_ns - layer.landed_ns for record, _ in pairs for layer in record.layers))
+
+
+def _median_overhead(pairs: _Pairs) -> float:
+    return float(median(times.terms_ns["overhead"] for _, times in pairs))
+
+
+def _measure_cpu_experts(
+    loaded: LoadedModel, sites: Sequence[MoeSite], ids: Tensor, counts: Sequence[int]
+) -> list[float]:
+    """One layer's routed experts computed from host memory, by token count."""
+    site = sites[len(sites) // 2]
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    handle = site.experts.register_forward_pre_hook(lambda _, args: seen.append(tuple(t.cpu() for t in args[:3])))
+    with torch.no_grad():
+        loaded.model(input_ids=ids, use_cache=False)
+    handle.remove()
+    hidden, index, weights = seen[0]
+    kernel, _ = stock_kernel(site.experts, loaded.model.config._experts_implementation)
+    host = SlotExperts(site.experts, {n: p.detach().cpu() for n, p in site.experts.named_parameters(recurse=False)})
+    result = []
+    for count in counts:
+        durations = []
+        for _ in range(15):
+            start_ns = time.perf_counter_ns()
+            with torch.no_grad():
+                kernel(host, hidden[:count], index[:count], weights[:count])
+            durations.append(time.perf_counter_ns() - start_ns)
+        result.append(float(median(durations)))
+    return result
+
+
+def _rate_for(ratio: float, compute_ns: float, bytes_per_token: int) -> float:
+    return bytes_per_token / (ratio * compute_ns) * 1e9
+
+
+def _measure_loads(
+    loaded: LoadedModel, ids: Tensor, rate: float, latency_ns: int, tables: _Tables, vectors_path: Path | None
+) -> _Loads:
+    """Decode without any cache, so that every layer loads its top-k and stalls."""
+    base = {"device": {"h2d_bytes_per_s": rate, "latency_ns": latency_ns}}
+    cache = {"policy": "none", "budget_ratio": 1.0}
+    sampling = Sampling(ignore_eos=True)
+    with offloaded(loaded.model, parse_config({"cache": cache, **base})) as engine:
+        engine.link.spans = []
+        generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
+        per_load_ns, wakeup_ns, achieved = _read_loads(engine, tables, latency_ns)
+    predict_ns = 0.0
+    try:
+        config = parse_config({"cache": {"budget_ratio": 1.0}, "prefetch": {"source": "quasi-hidden"}, **base})
+        with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
+            generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
+            layers = [t for record in engine.passes[1:] for t in record.layers[:-1]]
+            predict_ns = float(median(t.predicted_ns - t.decided_ns for t in layers))
+    except ModelError:
+        if vectors_path is not None:
+            raise
+    return _Loads(per_load_ns, predict_ns, wakeup_ns, achieved)
+
+
+def _read_loads(engine: Engine, tables: _Tables, latency_ns: int) -> tuple[float, float, float]:
+    """Bookkeeping per load, time lost per stall, and the rate that copies achieved.
+
+    A stall costs more than the wait for its copies: the thread wakes late, and what runs next finds cold caches.
+    """
+    copies = engine.link.spans or []
+    ends = {}
+    for copy in copies:
+        ends.setdefault(copy.key[0], []).append(copy.end_ns)
+    late, decide, gaps, experts = [], [], [], []
+    for number, record in enumerate(engine.passes[1:], start=1):
+        for layer, times in enumerate(record.layers):
+            last_end_ns = max(end for end in ends[layer] if end <= times.landed_ns)
+            late.append(times.landed_ns - last_end_ns)
+            decide.append((times.decided_ns - times.entered_ns - tables.decide_ns) / max(1, times.num_loads))
+            experts.append(times.done_ns - times.landed_ns)
+            if layer:
+                gaps.append(times.entered_ns - record.layers[layer - 1].done_ns)
+    cold_ns = median(experts) - tables.experts_ns[0] + median(gaps) - tables.dense_ns[0]
+    moved = sum(copy.num_bytes for copy in copies)
+    busy_ns = sum(copy.end_ns - copy.start_ns - latency_ns for copy in copies)
+    return max(0.0, median(decide)), max(0.0, median(late) + cold_ns), moved / busy_ns * 1e9
+
+
+def _profile(
+    loaded: LoadedModel, name: str, costs: MeasuredCosts, loads: _Loads, rate: float, latency_ns: int
+) -> HardwareProfile:
+    device = next(loaded.model.parameters()).device
+    emulated = device.type != "cuda"
+    how = f"calibration with {costs.model}, {costs.samples} decode passes"
+    paced = "paced emulated link" if emulated else "pinned copies on a CUDA stream"
+    memory_rate, flops = _device_rates(device)
+
+    def measured(value: float, source: str = how) -> Quantity:
+        return Quantity(value=float(f"{value:.6g}"), kind="measured", source=source)
+
+    return HardwareProfile(
+        name=name,
+        description=f"{'Emulated device' if emulated else torch.cuda.get_device_name(device)}: {how}",
+        emulated=emulated,
+        link=LinkProfile(
+            name="emulated link" if emulated else "PCIe",
+            h2d_bytes_per_s=measured(loads.bytes_per_s, f"{paced}, set to {rate:.6g} bytes/s"),
+            latency_ns=measured(latency_ns, f"{paced}, as set"),
+            issue_ns=measured(0.0, "contained in measured.decide_per_load_ns"),
+            wakeup_ns=measured(loads.wakeup_ns, "late waking and cold caches after a stall"),
+        ),
+        device=DeviceProfile(
+            name="emulated device (CPU)" if emulated else torch.cuda.get_device_name(device),
+            memory_bytes=measured(_memory_bytes(device), "operating system"),
+            memory_bytes_per_s=measured(memory_rate, "64 MiB copy"),
+            flops_per_s=measured(flops, "512 x 512 x 512 float32 product"),
+            launch_ns=measured(0.0, "contained in the measured tables"),
+        ),
+        measured=costs,
+    )
+
+
+def _device_rates(device: torch.device) -> tuple[float, float]:
+    """Bytes/s of a large copy (read and write counted once each) and float32 operations/s of a product."""
+    block = torch.zeros(1 << 24, device=device)
+    matrix = torch.ones(512, 512, device=device)
+    copy_s = _best_seconds(lambda: block.clone())
+    product_s = _best_seconds(lambda: matrix @ matrix)
+    return 2 * block.numel() * 4 / copy_s, 2 * 512**3 / product_s
+
+
+def _best_seconds(work: Callable[[], Tensor]) -> float:
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        result = work()
+        if result.device.type == "cuda":
+            torch.cuda.synchronize(result.device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,132 @@
+"""`capture`: record where a live model routes its tokens, while it continues some prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.default_vectors import VECTORS_FILE, load_default_vectors, save_default_vectors
+from runtime.models import LoadedModel, Sampling, prompts_digest
+from runtime.offloading import model_name
+from trace_capture.errors import ConfigError
+from trace_capture.hooks import DefaultVectors, MoeSite, QuasiHidden, RoutingRecorder, discover, model_shape
+from trace_capture.model_shape import ModelShape
+from trace_capture.trace import Trace, TraceInfo
+from trace_capture.trace_store import TraceWriter
+from trace_capture.versions import software_versions
+
+Progress = Callable[[int, int], None]
+PREDICTORS = ("quasi-hidden",)
+
+
+def capture(
+    loaded: LoadedModel,
+    prompts: Sequence[str],
+    out: Path,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling = Sampling(),
+    predict: str | None = None,
+    vectors_path: Path | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Record prefill and decode of every prompt into a trace.
+
+    Rows reach the disk pass by pass; a capture that is killed leaves `<out>.partial`, which `read_trace` understands.
+
+    Args:
+        loaded: an untouched model; it is not changed.
+        prompts: run one after the other, batch size 1.
+        out: Parquet file to write.
+        max_new_tokens: per prompt.
+        sampling: how tokens are chosen.
+        predict: `quasi-hidden` to record the predictor's ids beside the true ones.
+        vectors_path: default vectors for that predictor; by default the file beside the model, and if there is none
+            they are measured on the prompts' prefill and written beside the trace.
+        progress: called with (prompts done, prompts in all).
+
+    Returns:
+        the trace, also written to `out`.
+
+    Raises:
+        ConfigError: unknown predictor.
+        ModelError: a prompt does not fit the context, or the architecture cannot be captured.
+        StudioError: the output folder cannot be written to.
+    """
+    if predict is not None and predict not in PREDICTORS:
+        raise ConfigError(f"unknown predictor '{predict}'; choose one of: {', '.join(PREDICTORS)}")
+    encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
+    sites = discover(loaded.model)
+    shape = model_shape(loaded.model, sites, model_name(loaded.model))
+    info = _info(loaded, shape, prompts, max_new_tokens, sampling, predict)
+    with TraceWriter(out, info, {predict: shape.top_k} if predict else {}) as writer:
+        predictor = _predictor(loaded, sites, shape, encoded, out, vectors_path) if predict else None
+        recorder = RoutingRecorder(loaded.model, sites, writer.append, predictor)
+        with recorder:
+            for number, ids in enumerate(encoded):
+                recorder.begin_sequence(number)
+                loaded.generate(ids, max_new_tokens, sampling, number)
+                if progress is not None:
+                    progress(number + 1, len(prompts))
+        return writer.finish()
+
+
+def measure_default_vectors(
+    loaded: LoadedModel, sites: Sequence[MoeSite], shape: ModelShape, encoded: Sequence[torch.Tensor]
+) -> DefaultVectors:
+    """Mean expert outputs over the prefill of encoded prompts (each [1, T])."""
+    vectors = DefaultVectors.empty(shape.num_moe_layers, shape.num_experts, shape.hidden_size or 0)
+    with RoutingRecorder(loaded.model, sites, lambda rows: None, vectors=vectors) as recorder, torch.no_grad():
+        for number, ids in enumerate(encoded):
+            recorder.begin_sequence(number)
+            loaded.model(input_ids=ids, use_cache=False)
+    return vectors
+
+
+def _predictor(
+    loaded: LoadedModel,
+    sites: Sequence[MoeSite],
+    shape: ModelShape,
+    encoded: Sequence[torch.Tensor],
+    out: Path,
+    vectors_path: Path | None,
+) -> QuasiHidden:
+    beside_model = Path(loaded.path) / VECTORS_FILE
+    path = vectors_path or (beside_model if beside_model.is_file() else None)
+    if path is not None:
+        return QuasiHidden(sites, load_default_vectors(path))
+    vectors = measure_default_vectors(loaded, sites, shape, encoded)
+    save_default_vectors(vectors, vectors_beside(out), f"prefill of {len(encoded)} captured prompts")
+    return QuasiHidden(sites, load_default_vectors(vectors_beside(out)))
+
+
+def vectors_beside(trace: Path) -> Path:
+    """Where a capture writes default vectors that it had to measure."""
+    return Path(trace).with_suffix("." + VECTORS_FILE)
+
+
+def _info(
+    loaded: LoadedModel,
+    shape: ModelShape,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    sampling: Sampling,
+    predict: str | None,
+) -> TraceInfo:
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "predict": predict or "",
+    }
+    return TraceInfo(
+        shape=shape,
+        source="capture",
+        tokenizer=type(loaded.tokenizer).__name__,
+        prompts_digest=prompts_digest(prompts),
+        versions=software_versions("torch", "transformers"),
+        options=options,
+    )

@@ -1,0 +1,228 @@
+"""Verbs about time on a machine: calibrate, simulate, tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.traces import Model, PromptFile, Texts, Vectors
+
+if TYPE_CHECKING:
+    from trace_capture.run import Run
+
+TracePath = Annotated[Path, typer.Argument(help="A trace made by capture or import.")]
+Hardware = Annotated[str, typer.Option("--hardware", help="A profile: TOML file, or the name of a shipped one.")]
+Strategy = Annotated[str, typer.Option("--strategy", help="Cache policy: none, lru, lfu, lfu-ageing, random.")]
+Scope = Annotated[str, typer.Option("--scope", help="layer: slots of each layer's own; global: one pool for all.")]
+Prefetch = Annotated[str, typer.Option("--prefetch", help="none, previous-token or quasi-hidden.")]
+BudgetMib = Annotated[float | None, typer.Option("--budget-mib", help="Device memory for experts, in MiB.")]
+BudgetRatio = Annotated[float | None, typer.Option("--budget-ratio", help="Instead: share of all experts' bytes.")]
+DEFAULT_HARDWARE = "rtx4090-pcie4x16"
+
+
+@app.command("calibrate")
+def calibrate_command(
+    out: Out,
+    model: Model = "demo",
+    prompts: PromptFile = None,
+    text: Texts = [],  # noqa: B006 - typer reads it once
+    h2d_bytes_per_s: Annotated[float | None, typer.Option(help="Rate of the emulated link.")] = None,
+    copy_to_compute: Annotated[
+        float | None, typer.Option(help="Instead: copy time over compute time per token (default 11).")
+    ] = None,
+    latency_ns: Annotated[int, typer.Option(min=0, help="Time per copy on the emulated link.")] = 20_000,
+    vectors: Vectors = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine with one model into a hardware profile.
+
+    Example: moe-studio calibrate --model demo --out hardware.toml
+    """
+    with needs_live():
+        from runtime.calibrate import calibrate
+        from runtime.models import load_model, read_prompts
+        from runtime.self_check import with_error_band
+    from trace_capture.samples import sample_folder
+
+    quiet_threads()
+    given = prompts is not None or text
+    texts = read_prompts(prompts, text) if given else read_prompts(sample_folder() / "demo_prompts.txt", ())
+    with progress_bar(not as_json) as step:
+        loaded = load_model(model)
+        profile = calibrate(
+            loaded,
+            " ".join(texts),
+            h2d_bytes_per_s=h2d_bytes_per_s,
+            copy_to_compute_ratio=copy_to_compute,
+            latency_ns=latency_ns,
+            vectors_path=vectors,
+            progress=step("calibrate"),
+        )
+        profile = with_error_band(loaded, profile, texts[:3], progress=step("check predictions"))
+    profile.save(out)
+    if as_json:
+        say_json(profile.model_dump(mode="json"))
+        return
+    say(f"{out}: {profile.description}")
+    say(f"  predicted TPOT is within {100 * (profile.error_band_ratio or 0):.1f} %: {profile.error_band_source}")
+    say(f"  link {profile.link.h2d_bytes_per_s.value / 1e6:,.2f} MB/s{' (emulated)' if profile.emulated else ''}")
+    measured = profile.measured
+    if measured is not None:
+        say(f"  one layer of decode: dense {measured.dense_ns[0] / 1e3:.0f} us, experts {measured.experts_ns[0] / 1e3:.0f} us")
+        say(f"  engine bookkeeping: {measured.decide_ns / 1e3:.1f} us per MoE layer, {measured.decide_per_load_ns / 1e3:.1f} us per load")
+    say_next(f"moe-studio simulate TRACE --hardware {out}")
+
+
+@app.command("simulate")
+def simulate_command(
+    trace: TracePath,
+    strategy: Strategy = "lru",
+    scope: Scope = "layer",
+    prefetch: Prefetch = "none",
+    budget_mib: BudgetMib = None,
+    budget_ratio: BudgetRatio = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
+    hardware: Hardware = DEFAULT_HARDWARE,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace on a machine: hit rate, bytes, and time per output token by its parts.
+
+    Example: moe-studio simulate t.parquet --strategy lru --budget-mib 4000 --hardware rtx4090-pcie4x16
+    """
+    from simulator.config_file import load_config
+    from simulator.policies.config import parse_config
+    from simulator.replay import simulate
+    from trace_capture.hardware import HardwareProfile
+    from trace_capture.trace import Trace
+
+    loaded = Trace.load(trace)
+    chosen = load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
+    run = simulate(loaded, HardwareProfile.load(Path(hardware)), chosen, record_spans=out is not None)
+    if out is not None:
+        _save(run, out)
+    if as_json:
+        say_json(run_json(run))
+        return
+    say_run(run)
+    say_next(f"moe-studio tune {trace} --hardware {hardware} --budget-ratio 0.5 --out tuned.toml")
+
+
+@app.command("tune")
+def tune_command(
+    trace: TracePath,
+    out: Out,
+    hardware: Hardware = DEFAULT_HARDWARE,
+    budget_mib: BudgetMib = None,
+    budget_ratio: BudgetRatio = None,
+    global_pool: Annotated[bool, typer.Option(help="Also try one pool for all layers.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest configuration for a trace, a machine and a budget; write it as TOML.
+
+    Example: moe-studio tune t.parquet --hardware hardware.toml --budget-ratio 0.5 --out tuned.toml
+    """
+    from simulator.config_file import save_config
+    from simulator.policies.config import DeviceConfig
+    from simulator.tune import tune
+    from trace_capture.hardware import HardwareProfile
+    from trace_capture.trace import Trace
+
+    loaded, profile = Trace.load(trace), HardwareProfile.load(Path(hardware))
+    budget = _budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes)
+    link = profile.link
+    device = DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
+    with progress_bar(not as_json) as step:
+        result = tune(
+            loaded,
+            profile,
+            budget_bytes=budget,
+            device=device,
+            scopes=("layer", "global") if global_pool else ("layer",),
+            progress=step("tune"),
+        )
+    save_config(result.config, out)
+    if as_json:
+        say_json(_tune_json(result) | {"path": str(out)})
+        return
+    for place, candidate in enumerate(result.candidates[:8], start=1):
+        say(f"  {place}. {candidate.train_tpot_ms:9.3f} ms/token, hit rate {candidate.train_hit_rate:.3f}: {candidate.config.title}")
+    chosen, plain = result.chosen.metrics, result.baseline.metrics
+    say(f"{out}: {result.config.title}")
+    say(f"  held-out: {_with_band(result.chosen)} against {plain.tpot_ms:.3f} ms of plain LRU ({plain.tpot_ms / chosen.tpot_ms:.2f}x)")
+    say(f"  regret: {result.regret_ms:.3f} ms above the bound")
+    for note in result.notes:
+        say(f"  {note}")
+    say_next(f"moe-studio run --model MODEL --config {out} --text 'your prompt'")
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """A run as one flat JSON object."""
+    info = run.info.model_dump(mode="json")
+    metrics = info.pop("metrics")
+    return metrics | {key: info[key] for key in ("kind", "label", "emulated", "model", "hardware", "bounds", "notes", "trace_digest", "error_band_ratio")}
+
+
+def say_run(run: Run) -> None:
+    """A run for a person."""
+    metrics = run.metrics
+    say(f"{run.info.label} on {run.info.hardware} ({run.info.kind}), {run.info.model}")
+    say(f"  TPOT {_with_band(run)}, {metrics.tokens_per_s:.2f} tokens/s, TTFT {metrics.ttft_ms:.2f} ms")
+    parts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.tpot_terms_ms.items() if value)
+    say(f"  = {parts}")
+    say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %), {metrics.loads} loads, {metrics.bytes_loaded / 1e6:,.1f} MB, {metrics.bytes_per_token / 1e6:,.2f} MB per token")
+    bounds = run.info.bounds
+    if "max_ms" in bounds:
+        say(f"  bounds: hit rate {100 * bounds['belady_hit_rate']:.1f} % (Belady), {bounds['max_ms']:.3f} ms (larger of compute and transfer)")
+    for note in run.info.notes:
+        say(f"  note: {note}")
+
+
+def _with_band(run: Run) -> str:
+    band = run.info.error_band_ratio
+    tpot = run.metrics.tpot_ms
+    return f"{tpot:.3f} ms" if band is None else f"{tpot:.3f} ms (+- {100 * band:.0f} %)"
+
+
+def _flags(strategy: str, scope: str, prefetch: str, mib: float | None, ratio: float | None) -> dict[str, Any]:
+    cache: dict[str, Any] = {"policy": strategy, "scope": scope}
+    if mib is not None:
+        cache["budget_bytes"] = int(mib * (1 << 20))
+    if ratio is not None:
+        cache["budget_ratio"] = ratio
+    if mib is None and ratio is None:
+        cache["budget_ratio"] = 0.5
+    return {"cache": cache, "prefetch": {"source": prefetch}}
+
+
+def _budget_bytes(mib: float | None, ratio: float | None, total: int) -> int:
+    from trace_capture.errors import ConfigError
+
+    if mib is not None and ratio is not None:
+        raise ConfigError("give one of --budget-mib and --budget-ratio, not both")
+    return int(mib * (1 << 20)) if mib is not None else int((0.5 if ratio is None else ratio) * total)
+
+
+def _save(run: Run, folder: Path) -> None:
+    from simulator.timeline import write_perfetto
+    from trace_capture.files import make_folder
+
+    make_folder(folder)
+    run.save(folder, "simulated")
+    write_perfetto([run], folder / "timeline.perfetto.json")
+
+
+def _tune_json(result: Any) -> dict[str, Any]:
+    return {
+        "config": result.config.model_dump(mode="json", exclude_none=True),
+        "candidates": [
+            {"label": c.config.title, "tpot_ms": c.train_tpot_ms, "hit_rate": c.train_hit_rate} for c in result.candidates
+        ],
+        "held_out": run_json(result.chosen),
+        "baseline": run_json(result.baseline),
+        "regret_ms": result.regret_ms,
+        "notes": list(result.notes),
+    }

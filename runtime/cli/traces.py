@@ -1,0 +1,153 @@
+"""Verbs that make traces and look into them: capture, import, inspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+
+if TYPE_CHECKING:
+    from trace_capture.trace import Trace
+
+Texts = Annotated[list[str], typer.Option("--text", help="A prompt; may be given several times.")]
+PromptFile = Annotated[Path | None, typer.Option("--prompts", help="Text file with one prompt per line.")]
+Model = Annotated[str, typer.Option("--model", help="Model folder, hub id, or 'demo'.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate per prompt.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Seed = Annotated[int, typer.Option(help="Equal seeds give equal texts.")]
+Vectors = Annotated[Path | None, typer.Option("--vectors", help="Default vectors (safetensors) of the model.")]
+
+
+@app.command("capture")
+def capture_command(
+    out: Out,
+    model: Model = "demo",
+    prompts: PromptFile = None,
+    text: Texts = [],  # noqa: B006 - typer reads it once
+    max_new_tokens: NewTokens = 64,
+    temperature: Temperature = 0.8,
+    seed: Seed = 0,
+    predict: Annotated[str | None, typer.Option(help="Record this predictor too: quasi-hidden.")] = None,
+    vectors: Vectors = None,
+    as_json: Json = False,
+) -> None:
+    """Record where a live model routes its tokens while it continues some prompts.
+
+    Example: moe-studio capture --model demo --text "It was a dark night" --predict quasi-hidden --out t.parquet
+    """
+    with needs_live():
+        from runtime.capture import capture
+        from runtime.models import Sampling, load_model, read_prompts
+    quiet_threads()
+    texts = read_prompts(prompts, text)
+    with progress_bar(not as_json) as step:
+        loaded = load_model(model)
+        trace = capture(
+            loaded,
+            texts,
+            out,
+            max_new_tokens,
+            sampling=Sampling(temperature, seed),
+            predict=predict,
+            vectors_path=vectors,
+            progress=step("capture"),
+        )
+    _report(trace, out, as_json)
+
+
+@app.command("import")
+def import_command(
+    source: Annotated[Path, typer.Argument(help="The file to read.")],
+    out: Out,
+    trace_format: Annotated[str | None, typer.Option("--format", help="Format; recognised when left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a routing trace that another program recorded into the project's own format.
+
+    Example: moe-studio import qwen.route.csv --out qwen.parquet
+    """
+    from trace_capture.importers import import_trace
+
+    trace = import_trace(source, trace_format)
+    trace.save(out)
+    _report(trace, out, as_json)
+
+
+@app.command("inspect")
+def inspect_command(
+    trace: Annotated[Path, typer.Argument(help="A trace, or the .partial file of a capture that did not end.")],
+    recover: Annotated[Path | None, typer.Option(help="Write what was complete to this Parquet file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a trace and say what is in it.
+
+    Example: moe-studio inspect t.parquet
+    """
+    from trace_capture.trace import Trace
+
+    loaded = Trace.load(trace)
+    if recover is not None:
+        loaded.save(recover)
+    _report(loaded, recover or trace, as_json)
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """What `inspect` says about a trace."""
+    from trace_capture.statistics import consecutive_overlap, expert_load, load_entropy_ratio, predictor_recall
+    from trace_capture.trace import Phase
+
+    def mean(values: Any) -> float | None:
+        import numpy as np
+
+        kept = np.asarray(values, dtype=float)
+        kept = kept[np.isfinite(kept)]
+        return round(float(kept.mean()), 4) if kept.size else None
+
+    shape = trace.shape
+    phases = {phase.name.lower(): int((trace.phase == phase).sum()) for phase in Phase}
+    return {
+        "model": shape.name,
+        "architecture": shape.architecture,
+        "source": trace.info.source,
+        "complete": trace.info.complete,
+        "moe_layers": shape.num_moe_layers,
+        "experts": shape.num_experts,
+        "top_k": shape.top_k,
+        "expert_bytes": list(shape.expert_bytes),
+        "total_expert_bytes": shape.total_expert_bytes,
+        "sequences": len(trace.sequences()),
+        "passes": len(trace.passes),
+        "tokens": trace.num_tokens,
+        "tokens_by_phase": phases,
+        "previous_token_overlap": mean(consecutive_overlap(trace)),
+        "load_entropy_ratio": mean(load_entropy_ratio(expert_load(trace))),
+        "predictor_recall": {name: mean(recall) for name, recall in predictor_recall(trace).items()},
+        "digest": trace.digest,
+    }
+
+
+def _report(trace: Trace, path: Path, as_json: bool) -> None:
+    facts = summary(trace) | {"path": str(path)}
+    if as_json:
+        say_json(facts)
+        return
+    say(f"{path}: {facts['model']} ({facts['architecture']}), {facts['source']}")
+    say(
+        f"  {facts['moe_layers']} MoE layers x {facts['experts']} experts, top-{facts['top_k']}, "
+        f"{facts['total_expert_bytes'] / 1e6:,.1f} MB of experts"
+    )
+    say(f"  {facts['sequences']} sequences, {facts['passes']} passes, {facts['tokens']} tokens {facts['tokens_by_phase']}")
+    say(f"  shared with the previous token: {_percent(facts['previous_token_overlap'])} of top-{facts['top_k']}")
+    say(f"  load entropy: {_percent(facts['load_entropy_ratio'])} of even")
+    for name, recall in facts["predictor_recall"].items():
+        say(f"  predictor {name}: recall {_percent(recall)}")
+    if not facts["complete"]:
+        say(f"  recovered from a capture that did not end; keep it with: moe-studio inspect {path} --recover NEW.parquet")
+    say_next(f"moe-studio simulate {path} --strategy lru --budget-ratio 0.5")
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.1f} %"

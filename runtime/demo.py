@@ -1,0 +1,182 @@
+"""`demo`: the whole loop on the model that ships with the project, on this machine.
+
+calibrate -> capture -> replay -> tune -> run -> compare, each step writing a file a person can open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.calibrate import calibrate
+from runtime.capture import capture
+from runtime.measure import measure
+from runtime.models import DEMO_MODEL, LoadedModel, Sampling, load_model, read_prompts
+from runtime.self_check import with_error_band
+from simulator.config_file import save_config
+from simulator.policies.config import DeviceConfig, OffloadConfig, parse_config
+from simulator.replay import simulate
+from simulator.timeline import write_perfetto
+from simulator.tune import TuneResult, split_trace, tune
+from trace_capture.files import make_folder
+from trace_capture.hardware import HardwareProfile
+from trace_capture.run import Run
+from trace_capture.samples import sample_folder
+from trace_capture.trace import Trace
+
+Step = Callable[[str], Callable[[int, int], None]]
+"""Announces a step; gives what reports its progress as (done, in all)."""
+
+COPY_TO_COMPUTE_RATIO = 141 / 13
+"""Copy time over compute time per token, loading on demand: as published for Qwen3-30B-A3B on an RTX A6000
+(arXiv 2603.19289, about 141 ms of copies beside 13 ms of compute)."""
+ON_DEMAND = "on-demand"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Size of the demonstration.
+
+    Attributes:
+        budget_ratio: share of the experts that has a slot.
+        num_prompts: prompts to capture; the last third is held out and run live.
+        max_new_tokens: per prompt.
+        seed: of sampling.
+    """
+
+    budget_ratio: float = 0.4
+    num_prompts: int = 18
+    max_new_tokens: int = 48
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One strategy on the held-out prompts, predicted and measured."""
+
+    predicted: Run
+    measured: Run
+
+    @property
+    def error_ratio(self) -> float:
+        """Predicted over measured TPOT, less one."""
+        return self.predicted.metrics.tpot_ms / self.measured.metrics.tpot_ms - 1
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demonstration found, and the folder with all its files."""
+
+    folder: Path
+    hardware: HardwareProfile
+    tuned: TuneResult
+    comparisons: tuple[Comparison, ...]
+
+
+def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
+    """Run the loop and write every intermediate result into `out`.
+
+    Raises:
+        StudioError: the folder cannot be written to, or the demo model is not there.
+    """
+    make_folder(out)
+    step("load the demo model")(0, 1)
+    loaded = load_model(DEMO_MODEL)
+    prompts = read_prompts(sample_folder() / "demo_prompts.txt", ())[: options.num_prompts]
+    sampling = Sampling(temperature=0.8, seed=options.seed, ignore_eos=True)
+    hardware = calibrate(
+        loaded,
+        " ".join(prompts),
+        copy_to_compute_ratio=COPY_TO_COMPUTE_RATIO,
+        progress=step("calibrate: compute, bookkeeping and link of this machine"),
+    )
+    hardware = with_error_band(
+        loaded, hardware, prompts[:3], progress=step("check: predicted against measured, for the error band")
+    )
+    hardware.save(out / "hardware.toml")
+    trace = capture(
+        loaded,
+        prompts,
+        out / "trace.parquet",
+        options.max_new_tokens,
+        sampling=sampling,
+        predict="quasi-hidden",
+        progress=step("capture: where the untouched model routes its tokens"),
+    )
+    device = emulated_device(hardware)
+    budget_bytes = int(options.budget_ratio * trace.shape.total_expert_bytes)
+    tuned = tune(
+        trace, hardware, budget_bytes=budget_bytes, device=device, progress=step("tune: replay candidates in SimPy")
+    )
+    save_config(tuned.config, out / "tuned.toml")
+    comparisons = _run_strategies(loaded, prompts, trace, hardware, tuned, options, sampling, step)
+    _write_runs(out, comparisons)
+    return DemoResult(out, hardware, tuned, comparisons)
+
+
+def emulated_device(hardware: HardwareProfile) -> DeviceConfig:
+    """The emulated device whose link runs at the rate a profile was calibrated for."""
+    link = hardware.link
+    return DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
+
+
+def strategies(tuned: OffloadConfig, budget_ratio: float) -> list[OffloadConfig]:
+    """What the demonstration compares, at one budget: from no cache to the tuned configuration."""
+    device = tuned.device.model_dump()
+
+    def plain(label: str, policy: str, source: str = "none") -> OffloadConfig:
+        cache = {"policy": policy, "budget_ratio": budget_ratio}
+        return parse_config({"label": label, "cache": cache, "prefetch": {"source": source}, "device": device})
+
+    return [
+        plain(ON_DEMAND, "none"),
+        plain("on-demand + quasi-hidden prefetch", "none", "quasi-hidden"),
+        plain("LRU cache", "lru"),
+        plain("LRU cache + quasi-hidden prefetch", "lru", "quasi-hidden"),
+        tuned.model_copy(update={"label": f"tuned: {tuned.label}"}),
+    ]
+
+
+def _run_strategies(
+    loaded: LoadedModel,
+    prompts: Sequence[str],
+    trace: Trace,
+    hardware: HardwareProfile,
+    tuned: TuneResult,
+    options: DemoOptions,
+    sampling: Sampling,
+    step: Step,
+) -> tuple[Comparison, ...]:
+    """Predict and measure every strategy on the held-out prompts, with the tokens that the capture made."""
+    held_out = split_trace(trace)[1]
+    first = held_out.sequences()[0]
+    result = []
+    for config in strategies(tuned.config, options.budget_ratio):
+        predicted = simulate(held_out, hardware, config, record_spans=True)
+        measured = measure(
+            loaded,
+            prompts[first:],
+            config,
+            options.max_new_tokens,
+            sampling=sampling,
+            first_sequence=first,
+            hardware=hardware,
+            progress=step(f"run: {config.title}"),
+        )
+        result.append(Comparison(predicted, measured))
+    return tuple(result)
+
+
+def _write_runs(out: Path, comparisons: Sequence[Comparison]) -> None:
+    for comparison, name in zip(comparisons, _file_names(comparisons), strict=True):
+        comparison.predicted.save(out, f"{name}.predicted")
+        comparison.measured.save(out, f"{name}.measured")
+    last = comparisons[-1]
+    write_perfetto([last.predicted, last.measured], out / "timeline.perfetto.json")
+
+
+def _file_names(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for number, comparison in enumerate(comparisons):
+        words = "".join(c if c.isalnum() else " " for c in comparison.predicted.info.label.split(":")[0]).split()
+        yield f"{number}-{'-'.join(words).lower()}"

@@ -1,0 +1,166 @@
+"""Run prompts on the live engine and make a `Run` of it: the same figures, terms and spans as a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+import numpy as np
+from torch import Tensor
+
+from runtime.engine import Engine, PassRecord
+from runtime.models import LoadedModel, Sampling
+from runtime.offloading import offloaded
+from simulator.machine import PassTimes
+from simulator.policies.config import OffloadConfig
+from simulator.replay import summarise
+from trace_capture.hardware import HardwareProfile
+from trace_capture.run import Run, RunInfo, Span
+from trace_capture.trace import Phase
+from trace_capture.versions import software_versions
+
+Progress = Callable[[int, int], None]
+
+
+def measure(
+    loaded: LoadedModel,
+    prompts: Sequence[str],
+    config: OffloadConfig,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling = Sampling(),
+    first_sequence: int = 0,
+    hardware: HardwareProfile | None = None,
+    vectors_path: Path | None = None,
+    record_spans: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """Offload the model, continue the prompts one after the other, put the model back.
+
+    Args:
+        loaded: an untouched model.
+        prompts, max_new_tokens, sampling: the workload.
+        config: offload configuration.
+        first_sequence: number of the first prompt, which shifts its seed: with the numbers and seed of a capture the
+            run makes the very tokens of that trace.
+        hardware: profile to name in the record.
+        vectors_path: default vectors for prefetch by the quasi-hidden state.
+        record_spans: keep the timeline.
+        progress: called with (prompts done, prompts in all).
+
+    Returns:
+        a run of kind `measured`.
+
+    Raises:
+        ModelError, ConfigError: as `offload`.
+    """
+    encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
+    texts: list[str] = []
+    with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
+        if record_spans:
+            engine.link.spans = []
+        ends_ns: list[int] = []
+        sequence_of_pass: list[int] = []
+        for offset, ids in enumerate(encoded):
+            texts.append(loaded.generate(ids, max_new_tokens, sampling, first_sequence + offset))
+            ends_ns.append(perf_counter_ns())
+            sequence_of_pass += [first_sequence + offset] * (len(engine.passes) - len(sequence_of_pass))
+            if progress is not None:
+                progress(offset + 1, len(encoded))
+        passes = _pass_times(engine.passes, sequence_of_pass, ends_ns)
+        spans = _spans(engine, passes) if record_spans else ()
+        metrics = summarise(passes, engine.core.prefill_counters, engine.core.decode_counters)
+        shape_name = engine.shape.name
+        is_emulated = type(engine.link).__name__ == "EmulatedLink"
+    decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL]
+    info = RunInfo(
+        kind="measured",
+        label=config.title,
+        emulated=is_emulated,
+        model=shape_name,
+        hardware=hardware.name if hardware else "this machine",
+        hardware_digest=hardware.digest if hardware else "",
+        config=config.model_dump(mode="json", exclude_none=True),
+        versions=software_versions("torch", "transformers"),
+        metrics=metrics,
+        notes=["emulated link: copies are paced to the configured rate, not those of a PCIe link"] if is_emulated else [],
+    )
+    return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts))
+
+
+def generate_offloaded(
+    engine: Engine, loaded: LoadedModel, ids: Tensor, max_new_tokens: int, sampling: Sampling
+) -> list[PassTimes]:
+    """Continue one encoded prompt on an offloaded model; the times of its passes."""
+    before = len(engine.passes)
+    loaded.generate(ids, max_new_tokens, sampling, 0)
+    end_ns = perf_counter_ns()
+    records = engine.passes[before:]
+    return _pass_times(records, [0] * len(records), [end_ns])
+
+
+def _pass_times(records: Sequence[PassRecord], sequences: Sequence[int], ends_ns: Sequence[int]) -> list[PassTimes]:
+    """Durations of passes by term. A pass lasts until the next one of its prompt begins, or its prompt ends."""
+    result = []
+    finished = 0
+    for place, (record, sequence) in enumerate(zip(records, sequences, strict=True)):
+        is_last = place + 1 == len(records) or sequences[place + 1] != sequence
+        end_ns = ends_ns[finished] if is_last else records[place + 1].began_ns
+        finished += is_last
+        phase = Phase.PREFILL if record.is_prefill else Phase.DECODE if record.tokens == 1 else Phase.VERIFY
+        times = PassTimes(phase, sequence, record.tokens)
+        times.terms_ns.update(_terms(record, end_ns))
+        result.append(times)
+    return result
+
+
+def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
+    """The parts of one pass. The first layer's dense part cannot be told from the embedding in front of it, so it is
+    taken to be the median of the other layers'."""
+    layers = record.layers
+    gaps = [after.entered_ns - before.done_ns for before, after in zip(layers, layers[1:], strict=False)]
+    first_gap = layers[0].entered_ns - record.began_ns
+    first_dense = min(round(median(gaps)), first_gap) if gaps else first_gap
+    terms = {
+        "dense": sum(gaps) + first_dense,
+        "experts": sum(layer.done_ns - layer.landed_ns for layer in layers),
+        "decide": sum(layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers),
+        "issue": 0,
+        "predict": sum(layer.predicted_ns - layer.decided_ns for layer in layers),
+        "stall": sum(layer.landed_ns - layer.submitted_ns for layer in layers),
+    }
+    terms["overhead"] = end_ns - record.began_ns - sum(terms.values())
+    return terms
+
+
+def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
+    """The timeline, relative to the first pass."""
+    records = engine.passes
+    if not records:
+        return ()
+    zero = records[0].began_ns
+    spans: list[Span] = []
+    for pass_id, record in enumerate(records):
+        previous_ns = record.began_ns
+        for layer, times in enumerate(record.layers):
+            pieces = [
+                ("device", "dense", previous_ns, times.entered_ns),
+                ("host", "decide", times.entered_ns, times.submitted_ns),
+                ("device", "stall", times.submitted_ns, times.landed_ns),
+                ("device", "experts", times.landed_ns, times.done_ns),
+            ]
+            for track, kind, start_ns, end_ns in pieces:
+                if end_ns > start_ns and not (kind == "stall" and times.num_loads == 0 and end_ns - start_ns < 5_000):
+                    spans.append(Span(track, kind, start_ns - zero, end_ns - zero, pass_id, layer))
+            previous_ns = times.done_ns
+        end_ns = record.began_ns + passes[pass_id].total_ns
+        spans.append(Span("host", "overhead", previous_ns - zero, end_ns - zero, pass_id, -1))
+    begins = [record.began_ns for record in records]
+    for copy in engine.link.spans or ():
+        pass_id = max(0, int(np.searchsorted(begins, copy.start_ns, side="right")) - 1)
+        layer, expert = copy.key
+        span = Span("link", "load", copy.start_ns - zero, copy.end_ns - zero, pass_id, layer, expert, copy.num_bytes)
+        spans.append(span._replace(reason=copy.reason))
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.track)))

@@ -1,0 +1,139 @@
+"""Loading models and prompts, with errors a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
+
+from trace_capture.errors import ModelError
+from trace_capture.files import text_digest
+from trace_capture.samples import sample_folder
+
+DEMO_MODEL = "demo"
+"""Name under which every command takes the model that ships with the project."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. Temperature 0 is greedy; equal seeds give equal texts."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+    def generation_config(self, base: GenerationConfig, max_new_tokens: int) -> GenerationConfig:
+        """Settings for one call of `generate` that keep the model's special tokens."""
+        sampled = self.temperature > 0
+        extra = {"min_new_tokens": max_new_tokens} if self.ignore_eos else {}
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=sampled,
+            temperature=self.temperature if sampled else None,
+            eos_token_id=base.eos_token_id,
+            bos_token_id=base.bos_token_id,
+            pad_token_id=base.pad_token_id if base.pad_token_id is not None else 0,
+            **extra,
+        )
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in evaluation mode with its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+    path: str
+
+    def encode(self, prompt: str, max_new_tokens: int) -> Tensor:
+        """Token ids [1, T] of a prompt on the model's device.
+
+        Raises:
+            ModelError: the prompt is empty, or prompt and new tokens exceed the model's context.
+        """
+        ids: Tensor = self.tokenizer(prompt, return_tensors="pt").input_ids
+        if ids.shape[1] == 0:
+            raise ModelError("a prompt is empty; give a text of at least one token")
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and ids.shape[1] + max_new_tokens > context:
+            raise ModelError(
+                f"the prompt '{prompt[:30]}...' has {ids.shape[1]} tokens, and with {max_new_tokens} new ones exceeds "
+                f"the model's context of {context}; shorten it or lower --max-new-tokens"
+            )
+        return ids.to(next(self.model.parameters()).device)
+
+    def generate(self, ids: Tensor, max_new_tokens: int, sampling: Sampling, sequence: int) -> str:
+        """Continue one prompt; gives the new text. Prompt number `sequence` shifts the seed."""
+        torch.manual_seed(sampling.seed * 100_003 + sequence)
+        config = sampling.generation_config(self.model.generation_config, max_new_tokens)
+        with torch.no_grad():
+            output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return str(self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def load_model(path: str, device: str = "cpu") -> LoadedModel:
+    """Load a model from a folder or the hub; `demo` is the one that ships with the project.
+
+    Raises:
+        ModelError: the folder is missing or damaged, or the model cannot be loaded.
+    """
+    source = str(sample_folder() / "demo_model") if path == DEMO_MODEL else path
+    looks_local = path == DEMO_MODEL or source.startswith((".", "/", "~")) or source.count("/") != 1
+    if looks_local and not (Path(source).expanduser() / "config.json").is_file():
+        raise ModelError(
+            f"no model at {source} (a folder with config.json is needed); give a model folder, a hub id such as "
+            f"Qwen/Qwen3-30B-A3B, or '{DEMO_MODEL}'"
+        )
+    source = str(Path(source).expanduser()) if looks_local else source
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to(device)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ModelError(f"cannot load a model from {source}: {first}") from error
+    return LoadedModel(model, tokenizer, source)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence progress bars and advice of transformers within the block."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def read_prompts(file: Path | None, texts: Sequence[str]) -> list[str]:
+    """Prompts from a file (one per line) and from the command line.
+
+    Raises:
+        ModelError: the file cannot be read, or there is no prompt.
+    """
+    prompts = [text for text in texts if text.strip()]
+    if file is not None:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read prompts from {file}: {error}; give a text file, one prompt per line") from error
+        prompts += [line for line in lines if line.strip()]
+    if not prompts:
+        raise ModelError("no prompt given; use --text 'some text' or --prompts FILE with one prompt per line")
+    return prompts
+
+
+def prompts_digest(prompts: Sequence[str]) -> str:
+    """SHA-256 over a list of prompts."""
+    return text_digest("\n".join(prompts))
