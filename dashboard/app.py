@@ -143,16 +143,18 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65_535:  # getaddrinfo would take the number modulo 65,536
+        raise StudioError(f"cannot bind port {port}: ports go from 1 to 65535, and 0 takes any free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise StudioError(f"cannot bind {host}:{port}: {error}; choose another --host or --port") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(64)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise StudioError(
             f"cannot bind {host}:{port}: {error}; choose another --port, or 0 for any free one"

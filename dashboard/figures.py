@@ -13,7 +13,16 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.texts import EMULATED, MISSING, format_ms, format_percent
-from dashboard.theme import SEQUENTIAL, VERMILLION, colour_of, template
+from dashboard.theme import (
+    INK_ON_DARK,
+    INK_ON_LIGHT,
+    SEQUENTIAL,
+    VERMILLION,
+    WARNING_ON_DARK,
+    WARNING_ON_LIGHT,
+    colour_of,
+    template,
+)
 from dashboard.timeline_view import Block, TimelineView
 from dashboard.views import Comparison, ComparisonRow, LoadView, TermsView
 
@@ -38,6 +47,7 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
     if not rows:
         return empty_figure(view.empty or "No run here has decode tokens, so there is no time per token.", dark=dark)
     labels = [_wrapped(row.label) for row in rows]
+    ink = INK_ON_DARK if dark else INK_ON_LIGHT
     figure = _bars(height=140 + 56 * len(rows), dark=dark)
     figure.update_layout(barmode="group")
     figure.add_trace(
@@ -46,7 +56,13 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
             orientation="h",
             y=labels,
             x=[row.predicted_tpot_ms for row in rows],
-            error_x={"type": "data", "array": [_band_ms(row) for row in rows], "thickness": 1.5, "width": 5},
+            error_x={
+                "type": "data",
+                "array": [_band_ms(row) for row in rows],
+                "color": ink,
+                "thickness": 2,
+                "width": 6,
+            },
             marker_color=colour_of("predicted"),
             customdata=[_band_text(row) for row in rows],
             hovertemplate="%{y}<br>predicted %{x:.4g} ms %{customdata}<extra></extra>",
@@ -65,7 +81,7 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
     )
     if any(row.bound_ms is not None for row in rows):
         figure.add_trace(_bound_ticks(rows, labels))
-    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated), rangemode="tozero")
+    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated, dark), rangemode="tozero")
     return figure
 
 
@@ -86,7 +102,7 @@ def tpot_terms(view: TermsView, *, dark: bool = False) -> go.Figure:
                 hovertemplate="%{y}<br>%{fullData.name} %{x:.4g} ms<extra></extra>",
             )
         )
-    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated))
+    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated, dark))
     return figure
 
 
@@ -104,7 +120,11 @@ def load_heat_map(view: LoadView, *, dark: bool = False) -> go.Figure:
             zmin=0,
             xgap=1 if experts <= 64 else 0,
             ygap=1 if layers <= 64 else 0,
-            colorbar={"title": {"text": "tokens (%)", "side": "right"}, "thickness": 12, "len": 1.0},
+            colorbar={
+                "title": {"text": "tokens (%)", "side": "right", "font": {"size": 13}},
+                "thickness": 12,
+                "len": 1.0,
+            },
             hovertemplate="layer %{y}, expert %{x}<br>%{z:.2f} % of tokens<extra></extra>",
         ),
         layout={"template": template(dark), "height": min(720, max(240, 90 + 26 * layers)), "margin": {"t": 12}},
@@ -164,12 +184,14 @@ def timeline(view: TimelineView, *, dark: bool = False) -> go.Figure:
         figure.add_trace(_lane_bars(concept, [block for block in view.blocks if block.concept == concept], floor))
     _mark_passes(figure, view)
     end_ms = max(block.end_ms for block in view.blocks)
-    figure.update_xaxes(title_text=_time_title("time since the window began (ms)", view.emulated), range=[0, end_ms])
+    figure.update_xaxes(
+        title_text=_time_title("time since the window began (ms)", view.emulated, dark), range=[0, end_ms]
+    )
     figure.update_yaxes(
         title_text="track; height is share of time" if view.is_aggregated else "track",
         tickvals=[floor[track] + LANE_HEIGHT / 2 for track in view.tracks],
-        ticktext=list(view.tracks),
-        range=[-0.1, len(view.tracks)],
+        ticktext=[f"{track}  " for track in view.tracks],
+        range=[-0.1, len(view.tracks) + 0.15],
         fixedrange=True,
         showgrid=False,
         zeroline=False,
@@ -192,7 +214,7 @@ def _lane_bars(concept: str, blocks: Sequence[Block], floor: dict[str, int]) -> 
         base=[floor[block.track] + LANE_HEIGHT * block.low for block in blocks],
         y=[LANE_HEIGHT * (block.high - block.low) for block in blocks],
         marker={"color": colour_of(concept), "line": {"width": 0}},
-        hovertext=[f"{block.track}: {block.text}" for block in blocks],
+        hovertext=[escape(f"{block.track}: {block.text}").replace("\n", "<br>") for block in blocks],
         hovertemplate="%{hovertext}<extra></extra>",
     )
 
@@ -206,7 +228,7 @@ def _mark_passes(figure: go.Figure, view: TimelineView) -> None:
         figure.add_annotation(
             text=f"pass {place}",
             x=start_ms,
-            y=len(view.tracks) - 0.02,
+            y=len(view.tracks) + 0.15,
             xanchor="left",
             yanchor="top",
             showarrow=False,
@@ -214,9 +236,10 @@ def _mark_passes(figure: go.Figure, view: TimelineView) -> None:
         )
 
 
-def _time_title(title: str, emulated: bool) -> str:
+def _time_title(title: str, emulated: bool, dark: bool) -> str:
     """The title of a time axis. It carries the label of an emulated link, so that no crop or export loses it."""
-    return f'{title}<br><span style="color:{VERMILLION}">{EMULATED}</span>' if emulated else title
+    colour = WARNING_ON_DARK if dark else WARNING_ON_LIGHT
+    return f'{title}<br><span style="color:{colour}">{EMULATED}</span>' if emulated else title
 
 
 def _bound_ticks(rows: Sequence[ComparisonRow], labels: Sequence[str]) -> go.Scatter:

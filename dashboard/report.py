@@ -40,6 +40,8 @@ th, td { padding: 6px 10px; border-bottom: 1px solid #e1e5ea; text-align: right;
 th:first-child, td:first-child, .text td { text-align: left; white-space: normal; }
 tbody td:first-child { min-width: 9em; } .text td { overflow-wrap: anywhere; } .text th { vertical-align: top; }
 pre { overflow-x: auto; background: #f0f2f5; padding: 12px; border-radius: 6px; font-size: .85rem; }
+@media (max-width: 600px) { .text tr, .text th, .text td { display: block; border: 0; padding: 2px 0; }
+  .text tr { padding: 8px 0; border-bottom: 1px solid #e1e5ea; } section { padding: 12px 10px; } }
 @media print { body { background: #fff; } section { break-inside: avoid; } }
 """
 

@@ -25,6 +25,9 @@ CONCEPT_COLOURS = {
     "overhead": GREY,
     "unexplained": "#444444",
 }
+WARNING_ON_LIGHT, WARNING_ON_DARK = "#9c4400", "#ffb27a"
+"""Vermillion, dark or light enough to be read as text."""
+INK_ON_LIGHT, INK_ON_DARK = "#1f2933", "#d5d9e0"
 SEQUENTIAL = "Cividis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
@@ -36,7 +39,7 @@ def colour_of(concept: str) -> str:
 
 def template(dark: bool = False) -> go.layout.Template:
     """Fonts, grid and spacing of all figures; transparent, so that they lie on the page's own background."""
-    text, grid = ("#d5d9e0", "#3a404b") if dark else ("#1f2933", "#dde2e8")
+    text, grid = (INK_ON_DARK, "#3a404b") if dark else (INK_ON_LIGHT, "#dde2e8")
     axis = {
         "gridcolor": grid,
         "linecolor": grid,

@@ -98,12 +98,16 @@ def timeline(item: NamedRun | None, first: int, last: int) -> TimelineView:
     tracks = tuple(name for name in TRACKS if any(span.track == name for span in item.run.spans))
     is_aggregated = len(spans) > MAX_SPANS
     blocks = _binned(spans, tracks, begin_ns, end_ns) if is_aggregated else [_block(span, begin_ns) for span in spans]
-    starts = {pass_id: min(s.start_ns for s in spans if s.pass_id == pass_id) for pass_id in {s.pass_id for s in spans}}
+    starts: dict[int, int] = {}
+    for span in spans:
+        starts[span.pass_id] = min(span.start_ns, starts.get(span.pass_id, span.start_ns))
     return TimelineView(
         title=title,
         tracks=tracks,
         blocks=tuple(blocks),
-        pass_starts_ms=tuple((ids.index(key), (start - begin_ns) / 1e6) for key, start in sorted(starts.items())),
+        pass_starts_ms=tuple(
+            (place, (starts[ids[place]] - begin_ns) / 1e6) for place in range(first, last + 1) if ids[place] in starts
+        ),
         first=first,
         last=last,
         num_passes=len(ids),
@@ -131,7 +135,7 @@ def _block(span: Span, begin_ns: int) -> Block:
         parts.append(f"reason: {span.reason}")
     if span.num_bytes:
         parts.append(format_bytes(span.num_bytes))
-    text = f"{span.kind}, {format_ms(end_ms - start_ms)}<br>{', '.join(parts)}"
+    text = f"{span.kind}, {format_ms(end_ms - start_ms)}\n{', '.join(parts)}"
     return Block(span.track, concept_of(span), start_ms, end_ms, 0.0, 1.0, text)
 
 

@@ -1,0 +1,92 @@
+"""Windows of a timeline: exact blocks, and shares of time where there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dashboard import timeline_view
+from dashboard.data import NamedRun
+from dashboard.timeline_view import default_window, pass_ids, runs_with_spans, timeline
+from trace_capture.run import Run, Span
+from trace_capture.trace import Trace
+
+MakeRun = Callable[..., Run]
+
+
+def test_a_window_holds_the_spans_of_its_passes(make_run: MakeRun) -> None:
+    run = make_run("tuned", "measured")
+    view = timeline(NamedRun("x", run), 4, 6)
+    chosen = [span for span in run.spans if 4 <= span.pass_id <= 6]
+    assert (view.first, view.last, view.num_passes, view.num_spans) == (4, 6, 31, len(chosen))
+    assert view.tracks == ("link", "device", "host")
+    begin = min(span.start_ns for span in chosen)
+    assert sorted((b.start_ms, b.end_ms) for b in view.blocks) == pytest.approx(
+        np.array(sorted(((s.start_ns - begin) / 1e6, (s.end_ns - begin) / 1e6) for s in chosen))
+    )
+    assert view.pass_starts_ms[0] == (4, 0.0) and len(view.pass_starts_ms) == 3
+    loads = [block for block in view.blocks if block.track == "link"]
+    assert all("expert" in block.text and "reason" in block.text and "295 kB" in block.text for block in loads)
+    assert {block.concept for block in loads} == {"demand load", "prefetch load"}
+    assert view.emulated and not view.is_aggregated
+    assert view.sentence.startswith("Passes 4 to 6 of 0 to 30: ")
+
+
+def test_a_window_beyond_the_run_is_moved_into_it(make_run: MakeRun) -> None:
+    view = timeline(NamedRun("x", make_run("a")), 500, -3)
+    assert (view.first, view.last) == (30, 30) and view.blocks
+
+
+def test_many_spans_become_shares_that_keep_the_busy_time(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run("a", hit_every=1)
+    exact = timeline(NamedRun("x", run), 0, 30)
+    monkeypatch.setattr(timeline_view, "MAX_SPANS", 100)
+    binned = timeline(NamedRun("x", run), 0, 30)
+    assert binned.is_aggregated and "choose fewer passes" in binned.sentence
+    assert len(binned.blocks) <= timeline_view.NUM_BINS * 8
+
+    def busy(view: timeline_view.TimelineView) -> dict[tuple[str, str], float]:
+        totals: dict[tuple[str, str], float] = {}
+        for block in view.blocks:
+            key = (block.track, block.concept)
+            totals[key] = totals.get(key, 0.0) + (block.end_ms - block.start_ms) * (block.high - block.low)
+        return totals
+
+    assert busy(binned) == pytest.approx(busy(exact), rel=0.01)
+    assert all(0 <= block.low < block.high <= 1 for block in binned.blocks)
+
+
+def test_a_quarter_of_a_million_spans_stay_quick(make_run: MakeRun) -> None:
+    run = make_run("a")
+    spans = tuple(Span("device", "experts", i * 10, i * 10 + 5, i // 1000, 0) for i in range(250_000))
+    view = timeline(NamedRun("x", Run(run.info, run.token_ns, spans)), 0, 249)
+    assert view.is_aggregated and len(view.blocks) == timeline_view.NUM_BINS
+    assert view.blocks[7].high == pytest.approx(0.5, rel=0.02)
+
+
+def test_reasons_for_an_empty_timeline(make_run: MakeRun) -> None:
+    assert "moe-studio demo" in timeline(None, 0, 0).empty
+    assert "without spans" in timeline(NamedRun("x", make_run("a", spans=False)), 0, 0).empty
+    run = make_run("a")
+    odd = Run(run.info, run.token_ns, (Span("moon", "load", 0, 1, 0, 0),))
+    assert "known" in timeline(NamedRun("x", odd), 0, 0).empty
+
+
+def test_the_default_window_is_in_decode(make_run: MakeRun, trace: Trace) -> None:
+    run = make_run("a")
+    assert pass_ids(run) == list(range(31))
+    assert default_window(run, trace) == (1, 3)
+    assert default_window(run, None) == (1, 3)
+    assert default_window(make_run("a", spans=False), trace) == (0, 0)
+
+
+def test_measured_runs_come_first(make_run: MakeRun) -> None:
+    runs = [
+        NamedRun("p", make_run("a")),
+        NamedRun("slow", make_run("b", "measured", hit_every=1)),
+        NamedRun("fast", make_run("c", "measured", hit_every=5)),
+        NamedRun("none", make_run("d", "measured", spans=False)),
+    ]
+    assert [item.name for item in runs_with_spans(runs)] == ["fast", "slow", "p"]
