@@ -51,7 +51,10 @@ class ConfigFields:
     @property
     def head_dim(self) -> int:
         """d, size of one attention head."""
-        return self.integer("head_dim", self.hidden // self.integer("num_attention_heads"))
+        heads = self.integer("num_attention_heads")
+        if heads == 0:
+            raise ModelError(f"{self.where}: field 'num_attention_heads' is 0; mend it")
+        return self.integer("head_dim", self.hidden // heads)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number that is not negative; absent and null give the default.
@@ -113,8 +116,9 @@ class Storage:
         if method == "mxfp4":
             return Storage(_DTYPE_BYTES[dtype], "mxfp4", method)
         if method == "fp8" and quantisation.get("weight_block_size"):
-            rows, columns = quantisation["weight_block_size"]
-            return Storage(_DTYPE_BYTES[dtype], "float8", method, (int(rows), int(columns)))
+            return Storage(
+                _DTYPE_BYTES[dtype], "float8", method, _block_size(fields, quantisation["weight_block_size"])
+            )
         raise ModelError(
             f"{fields.where}: quantization_config.quant_method '{method}' has no byte arithmetic here (known: mxfp4, "
             "fp8 with weight_block_size); take the field out for 16-bit sizes"
@@ -136,3 +140,10 @@ class Storage:
         if self.quantisation == "mxfp4":
             return out_size * in_size // 2 + out_size * -(-in_size // 32)
         return self.linear(out_size, in_size)
+
+
+def _block_size(fields: ConfigFields, block: Any) -> tuple[int, int]:
+    """The checked `weight_block_size` of an 8-bit float quantisation."""
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block):
+        return block[0], block[1]
+    raise ModelError(f"{fields.where}: weight_block_size is {block!r}, wanted two positive whole numbers; mend it")

@@ -84,7 +84,6 @@ def shape_from_config(config: Mapping[str, Any], name: str, where: str = "model 
     if not moe_layers:
         raise ModelError(f"{where}: no layer has experts by its own fields; give a Mixture-of-Experts model")
     store = Storage.of(fields)
-    expert = _expert_bytes(fields, store)
     try:
         return ModelShape(
             name=name,
@@ -100,15 +99,14 @@ def shape_from_config(config: Mapping[str, Any], name: str, where: str = "model 
             moe_intermediate_size=fields.moe_intermediate,
             vocab_size=fields.integer("vocab_size"),
             weight_dtype=store.expert_dtype,
-            expert_bytes=(expert,) * len(moe_layers),
+            expert_bytes=(_expert_bytes(fields, store),) * len(moe_layers),
             dense_bytes=_dense_bytes(fields, store, moe_layers, num_layers),
             head_bytes=store.plain(fields.hidden * (fields.integer("vocab_size") + 1)),
             kv_bytes_per_token=_kv_bytes(fields, store) * num_layers,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "shape"
-        raise ModelError(f"{where}: {place}: {first['msg']}; mend the configuration") from error
+        place, what = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise ModelError(f"{where}: {'.'.join(map(str, place))}: {what}; mend the configuration") from error
 
 
 def _moe_layer_ids(fields: ConfigFields, num_layers: int) -> tuple[int, ...]:
@@ -123,6 +121,8 @@ def _moe_layer_ids(fields: ConfigFields, num_layers: int) -> tuple[int, ...]:
         return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
     if fields.model_type in ("qwen2_moe", "qwen3_moe"):
         step, dense = fields.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+        if not isinstance(dense, list):
+            raise ModelError(f"{fields.where}: mlp_only_layers is {dense!r}, wanted a list of layer numbers; mend it")
         return tuple(x for x in range(num_layers) if x not in dense and step > 0 and (x + 1) % step == 0)
     first = fields.integer("first_k_dense_replace", 1 if fields.model_type == "glm4_moe_lite" else 0)
     every = fields.integer("moe_layer_freq", 1) or 1

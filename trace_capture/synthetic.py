@@ -72,15 +72,7 @@ def synthetic_trace(
     options = _Options(num_prompts, prompt_tokens, decode_tokens, reuse_ratio, skew, predictor_recall, seed)
     _check(options)
     random = np.random.default_rng(seed)
-    preference = _preference(random, shape, skew)
-    length = prompt_tokens + decode_tokens
-    experts = np.empty((num_prompts * length, shape.num_moe_layers, shape.top_k), dtype=np.int64)
-    predicted = np.empty_like(experts)
-    for row in range(len(experts)):
-        before = experts[row - 1] if row % length else None
-        experts[row] = _draw(random, preference, shape.top_k, before, reuse_ratio)
-        predicted[row] = _draw(random, preference, shape.top_k, experts[row], predictor_recall)
-    predicted[:, 0] = NO_EXPERT
+    experts, predicted = _draw_rows(random, shape, options)
     trace = Trace(
         info=TraceInfo(shape=shape, source="synthetic", options=asdict(options), versions=software_versions("numpy")),
         token_id=np.full(len(experts), -1, dtype=np.int32),
@@ -92,6 +84,20 @@ def synthetic_trace(
     )
     check_trace(trace, where="synthetic trace")
     return trace
+
+
+def _draw_rows(random: np.random.Generator, shape: ModelShape, options: _Options) -> tuple[Ids, Ids]:
+    """Routed and predicted ids of all tokens, both [T, L, K]."""
+    preference = _preference(random, shape, options.skew)
+    length = options.prompt_tokens + options.decode_tokens
+    experts = np.empty((options.num_prompts * length, shape.num_moe_layers, shape.top_k), dtype=np.int64)
+    predicted = np.empty_like(experts)
+    for row in range(len(experts)):
+        before = experts[row - 1] if row % length else None
+        experts[row] = _draw(random, preference, shape.top_k, before, options.reuse_ratio)
+        predicted[row] = _draw(random, preference, shape.top_k, experts[row], options.predictor_recall)
+    predicted[:, 0] = NO_EXPERT
+    return experts, predicted
 
 
 def _check(options: _Options) -> None:

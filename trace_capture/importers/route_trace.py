@@ -221,7 +221,7 @@ def _assemble(rows: _Rows, info: TraceInfo, moe_layers: tuple[int, ...], path: P
     experts.reshape(-1)[flat] = rows.expert
     weights.reshape(-1)[flat] = rows.weight
     phase = np.zeros(num_tokens, dtype=np.uint8)
-    phase[token_of_row] = np.where(rows.phase == 0, Phase.PREFILL, Phase.DECODE)
+    phase[token_of_row[::-1]] = np.where(rows.phase[::-1] == 0, Phase.PREFILL, Phase.DECODE)  # a step's first row wins
     _first_bad(phase[token_of_row] != rows.phase, rows, path, lambda i: "another phase than the rest of its step")
     _check_complete(experts, turn, step, phase, moe_layers, path)
     new_pass = (phase == Phase.DECODE) | (np.diff(turn, prepend=-1) != 0)
@@ -275,7 +275,9 @@ def _check_complete(
     partly = absent.any(axis=2) & ~absent.all(axis=2)
     if partly.any():
         token, layer = (int(index) for index in np.argwhere(partly)[0])
-        raise complain(token, f"lacks {int(absent[token, layer].sum())} slots in layer {moe_layers[layer]}")
+        raise complain(
+            token, f"lacks {int(absent[token, layer].sum())} of {absent.shape[2]} slots in layer {moe_layers[layer]}"
+        )
     unrouted = absent.all(axis=2)
     last_of_prefill = np.append(~same_turn | (phase[1:] == Phase.DECODE), True)
     unrouted[(phase == Phase.PREFILL) & ~last_of_prefill, -1] = False
