@@ -156,7 +156,9 @@ def _measure_compute(
             overhead.append(_median_overhead(prefill))
             tick()
         layers = [layer for record, _ in decode for layer in record.layers]
-        decide_ns = median(t.decided_ns - t.entered_ns + t.submitted_ns - t.predicted_ns + t.landed_ns - t.submitted_ns for t in layers)
+        decide_ns = median(
+            t.decided_ns - t.entered_ns + t.submitted_ns - t.predicted_ns + t.landed_ns - t.submitted_ns for t in layers
+        )
         bytes_per_token = engine.shape.bytes_per_token
     tick()
     return _Tables(
@@ -244,11 +246,11 @@ def _read_loads(engine: Engine, tables: _Tables, latency_ns: int) -> tuple[float
     A stall costs more than the wait for its copies: the thread wakes late, and what runs next finds cold caches.
     """
     copies = engine.link.spans or []
-    ends = {}
+    ends: dict[int, list[int]] = {}
     for copy in copies:
         ends.setdefault(copy.key[0], []).append(copy.end_ns)
     late, decide, gaps, experts = [], [], [], []
-    for number, record in enumerate(engine.passes[1:], start=1):
+    for record in engine.passes[1:]:
         for layer, times in enumerate(record.layers):
             last_end_ns = max(end for end in ends[layer] if end <= times.landed_ns)
             late.append(times.landed_ns - last_end_ns)

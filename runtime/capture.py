@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.default_vectors import VECTORS_FILE, load_default_vectors, save_default_vectors
-from runtime.models import LoadedModel, Sampling, prompts_digest
+from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
 from trace_capture.errors import ConfigError
 from trace_capture.hooks import DefaultVectors, MoeSite, QuasiHidden, RoutingRecorder, discover, model_shape
@@ -28,7 +28,7 @@ def capture(
     out: Path,
     max_new_tokens: int,
     *,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
     predict: str | None = None,
     vectors_path: Path | None = None,
     progress: Progress | None = None,

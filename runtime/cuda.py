@@ -21,19 +21,19 @@ class CudaLink(ThreadedLink):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device=device)
-        self._fence = torch.cuda.Event()
+        self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+        self._fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
         super().__init__()
 
     def submit(self, jobs: list[CopyJob]) -> None:  # type: ignore[override]
         """See `ThreadedLink`; remembers how far the compute stream has come."""
-        self._fence = torch.cuda.Event()
+        self._fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._fence.record(torch.cuda.current_stream(self._device))
         super().submit(jobs)
 
     def _copy(self, job: CopyJob) -> None:
         job.start_ns = time.perf_counter_ns()
-        landed = torch.cuda.Event()
+        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._fence)
             for destination, source in job.pairs:

@@ -32,7 +32,8 @@ def load_default_vectors(path: Path) -> Tensor:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return file.get_tensor("vectors").to(torch.float32)
+            vectors: Tensor = file.get_tensor("vectors")
+            return vectors.to(torch.float32)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"no usable default vectors at {path} ({error}); make them with "

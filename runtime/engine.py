@@ -112,28 +112,24 @@ class Engine:
         entered_ns = perf_counter_ns()
         if layer == 0:
             self._begin_pass(hidden.shape[0])
-        core = self.core
         rows: list[list[int]] = top_k_index.tolist()
         experts = rows[0] if len(rows) == 1 else list(dict.fromkeys(chain.from_iterable(rows)))
         known = [expert for expert in experts if expert < self.shape.num_experts]
-        self._drain()
-        for key in core.layer_routed(layer, known):
-            if self.link.cancel(key):
-                core.cancelled(key)
-                self._pool_of_layer[key[0]].release(key)
-        moments: list[int] = []
+        self._route(layer, known)
+        core = self.core
+        decided_ns = predicted_ns = submitted_ns = landed_ns = 0
         output: Tensor | None = None
         waves: WaveSum | None = None
         num_loads = 0
         while (wave := core.next_wave()) is not None:
             num_loads += len(wave.loads)
             self._submit(wave.loads)
-            if not moments:
-                moments = self._prefetch(layer, top_k_index, top_k_weights)
+            if not decided_ns:
+                decided_ns, predicted_ns, submitted_ns = self._prefetch(layer, top_k_index, top_k_weights)
             if wave.wait:
                 self.link.wait(wave.wait)
                 self._drain()
-            moments.append(perf_counter_ns())
+            landed_ns = perf_counter_ns()
             if len(wave.experts) == len(experts):
                 output = self._run_whole(layer, wave, rows, hidden, top_k_index, top_k_weights)
             elif wave.experts:
@@ -144,7 +140,9 @@ class Engine:
             output = (waves or WaveSum(hidden, top_k_index, top_k_weights)).total()
         for key in core.layer_done():
             self._pool_of_layer[key[0]].release(key)
-        self.passes[-1].layers.append(LayerTimes(entered_ns, *moments[:3], moments[-1], perf_counter_ns(), num_loads))
+        done_ns = perf_counter_ns()
+        times = LayerTimes(entered_ns, decided_ns, predicted_ns, submitted_ns, landed_ns, done_ns, num_loads)
+        self.passes[-1].layers.append(times)
         return output
 
     def close(self) -> None:
@@ -173,7 +171,15 @@ class Engine:
         self.passes.append(record)
         self.core.begin_pass(record.is_prefill)
 
-    def _prefetch(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> list[int]:
+    def _route(self, layer: int, experts: list[int]) -> None:
+        """Tell the core what the router chose, and withdraw queued prefetches that turned out wrong."""
+        self._drain()
+        for key in self.core.layer_routed(layer, experts):
+            if self.link.cancel(key):
+                self.core.cancelled(key)
+                self._pool_of_layer[key[0]].release(key)
+
+    def _prefetch(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[int, int, int]:
         """Foresee the next layer and submit its loads; the moments decided, predicted, submitted."""
         decided_ns = predicted_ns = perf_counter_ns()
         predicted: Sequence[int] = ()
@@ -183,7 +189,7 @@ class Engine:
             predicted = list(dict.fromkeys(chain.from_iterable(ids)))
             predicted_ns = perf_counter_ns()
         self._submit(self.core.plan_prefetch(predicted))
-        return [decided_ns, predicted_ns, perf_counter_ns()]
+        return decided_ns, predicted_ns, perf_counter_ns()
 
     def _submit(self, loads: Sequence[Load]) -> None:
         """Give each load its slot and hand the copies to the link; in serial mode wait for them."""

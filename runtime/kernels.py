@@ -43,8 +43,6 @@ def stock_kernel(module: nn.Module, implementation: str | None) -> tuple[Kernel,
     return ALL_EXPERTS_FUNCTIONS[implementation], False
 
 
-
-
 def gathered(module: nn.Module, tensors: ExpertTensors, slots: Sequence[int]) -> SlotExperts:
     """A look-alike with just the given slots, in that order: copies them together in device memory."""
     index = torch.tensor(slots, device=next(iter(tensors.values())).device)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from runtime.engine import Engine, PassRecord
-from runtime.models import LoadedModel, Sampling
+from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offloaded
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
@@ -30,7 +30,7 @@ def measure(
     config: OffloadConfig,
     max_new_tokens: int,
     *,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
     first_sequence: int = 0,
     hardware: HardwareProfile | None = None,
     vectors_path: Path | None = None,
@@ -85,7 +85,9 @@ def measure(
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("torch", "transformers"),
         metrics=metrics,
-        notes=["emulated link: copies are paced to the configured rate, not those of a PCIe link"] if is_emulated else [],
+        notes=["emulated link: copies are paced to the configured rate, not those of a PCIe link"]
+        if is_emulated
+        else [],
     )
     return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts))
 
@@ -126,7 +128,9 @@ def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
     terms = {
         "dense": sum(gaps) + first_dense,
         "experts": sum(layer.done_ns - layer.landed_ns for layer in layers),
-        "decide": sum(layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers),
+        "decide": sum(
+            layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers
+        ),
         "issue": 0,
         "predict": sum(layer.predicted_ns - layer.decided_ns for layer in layers),
         "stall": sum(layer.landed_ns - layer.submitted_ns for layer in layers),

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from trace_capture.errors import ModelError
 from trace_capture.files import text_digest
+from trace_capture.hooks import CausalModel
 from trace_capture.samples import sample_folder
 
 DEMO_MODEL = "demo"
@@ -44,11 +45,14 @@ class Sampling:
         )
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A causal language model in evaluation mode with its tokenizer."""
 
-    model: nn.Module
+    model: CausalModel
     tokenizer: Any
     path: str
 
@@ -127,7 +131,9 @@ def read_prompts(file: Path | None, texts: Sequence[str]) -> list[str]:
         try:
             lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"cannot read prompts from {file}: {error}; give a text file, one prompt per line") from error
+            raise ModelError(
+                f"cannot read prompts from {file}: {error}; give a text file, one prompt per line"
+            ) from error
         prompts += [line for line in lines if line.strip()]
     if not prompts:
         raise ModelError("no prompt given; use --text 'some text' or --prompts FILE with one prompt per line")

@@ -22,7 +22,7 @@ from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import MoeSite, QuasiHidden, discover, model_shape
+from trace_capture.hooks import CausalModel, MoeSite, QuasiHidden, discover, model_shape
 
 IMPLEMENTATION = "moe_studio_offload"
 
@@ -42,7 +42,7 @@ _OFFLOADED: WeakKeyDictionary[nn.Module, _Offloaded] = WeakKeyDictionary()
 
 
 def offload(
-    model: nn.Module,
+    model: CausalModel,
     config: OffloadConfig,
     *,
     default_vectors: Tensor | Path | None = None,
@@ -96,7 +96,7 @@ def offload(
     return engine
 
 
-def unload(model: nn.Module) -> None:
+def unload(model: CausalModel) -> None:
     """Undo `offload`: the model is what it was, bit for bit.
 
     Raises:
@@ -115,7 +115,7 @@ def unload(model: nn.Module) -> None:
 
 
 @contextmanager
-def offloaded(model: nn.Module, config: OffloadConfig, **options: Any) -> Iterator[Engine]:
+def offloaded(model: CausalModel, config: OffloadConfig, **options: Any) -> Iterator[Engine]:
     """`offload` for the length of a `with` block."""
     engine = offload(model, config, **options)
     try:
@@ -124,7 +124,7 @@ def offloaded(model: nn.Module, config: OffloadConfig, **options: Any) -> Iterat
         unload(model)
 
 
-def model_name(model: nn.Module) -> str:
+def model_name(model: CausalModel) -> str:
     """The last part of the path or hub id that a model was loaded from, else its class."""
     path = str(getattr(model, "name_or_path", "") or "")
     return Path(path).name or type(model).__name__
@@ -156,7 +156,7 @@ def _make_link(config: OffloadConfig, device: torch.device, on_cuda: bool) -> Th
 
 
 def _make_predictor(
-    model: nn.Module, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None
+    model: CausalModel, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None
 ) -> QuasiHidden | None:
     if core.prefetch.prediction is None:
         return None

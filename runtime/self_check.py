@@ -48,5 +48,7 @@ def with_error_band(
         errors.append(abs(predicted.metrics.tpot_ms / measured.metrics.tpot_ms - 1))
         if progress is not None:
             progress(done, len(CHECKS))
-    source = f"largest |predicted / measured - 1| of TPOT over {len(errors)} runs of {trace.shape.name} after calibration"
+    source = (
+        f"largest |predicted / measured - 1| of TPOT over {len(errors)} runs of {trace.shape.name} after calibration"
+    )
     return profile.model_copy(update={"error_band_ratio": round(max(errors), 4), "error_band_source": source})

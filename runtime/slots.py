@@ -69,7 +69,9 @@ def make_pools(
     pools = []
     for partition, size in enumerate(capacity.partition_bytes):
         layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == partition]
-        shapes = {tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in banks[l].items()) for l in layers}
+        shapes = {
+            tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in banks[layer].items()) for layer in layers
+        }
         if len(shapes) > 1:
             raise ConfigError(
                 "cache.scope = 'global' needs experts of one shape, and this model's layers differ; use scope = 'layer'"

@@ -7,8 +7,7 @@ that follows tensors by their storage, not by names, and routing is read by forw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,8 @@ from trace_capture.errors import ModelError
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase
 
+CausalModel = Any
+"""A transformers causal language model; torch types the attributes of a module as tensors, so it stays untyped."""
 PassSink = Callable[[dict[str, Any]], None]
 _LAYER_NUMBER = re.compile(r"\.(\d+)(?:\.|$)")
 
@@ -155,7 +156,7 @@ def _renumber(site: MoeSite, index: int) -> MoeSite:
     return MoeSite(**(fields | {"index": index}))
 
 
-def model_shape(model: nn.Module, sites: Sequence[MoeSite], name: str) -> ModelShape:
+def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> ModelShape:
     """Counts and bytes of a live model whose experts have not been offloaded.
 
     Args:
@@ -183,7 +184,8 @@ def model_shape(model: nn.Module, sites: Sequence[MoeSite], name: str) -> ModelS
         top_k=_top_k(model, first),
         num_shared_experts=int(getattr(config, "n_shared_experts", 0) or 0),
         hidden_size=int(config.hidden_size),
-        moe_intermediate_size=getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None),
+        moe_intermediate_size=getattr(config, "moe_intermediate_size", None)
+        or getattr(config, "intermediate_size", None),
         vocab_size=int(config.vocab_size),
         weight_dtype=str(some.dtype).removeprefix("torch."),
         expert_bytes=expert_bytes,
@@ -197,7 +199,7 @@ def _num_experts(site: MoeSite) -> int:
     return int(site.experts.num_experts)  # type: ignore[arg-type]
 
 
-def _top_k(model: nn.Module, site: MoeSite) -> int:
+def _top_k(model: CausalModel, site: MoeSite) -> int:
     """Experts per token, as the router itself gives it."""
     with torch.no_grad():
         hidden = int(model.config.get_text_config().hidden_size)
@@ -241,16 +243,6 @@ class QuasiHidden:
         device, dtype = _place(sites[0].router)
         self._vectors = default_vectors.to(device=device, dtype=dtype)
         self._residual: dict[int, Tensor] = {}
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While active, remembers the residual stream in front of each site's norm (or router)."""
-        handles = self.attach()
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def attach(self) -> list[RemovableHandle]:
         """Install the residual hooks; the caller removes the handles."""

@@ -76,7 +76,14 @@ def needs_live() -> Iterator[None]:
 @contextmanager
 def progress_bar(shown: bool = True) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """Progress with the time left, on standard error. Gives a function that starts a step and gives its reporter."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

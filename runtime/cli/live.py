@@ -9,10 +9,12 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import run_json, say_run
-from runtime.cli.traces import Model, NewTokens, PromptFile, Seed, Temperature, Texts, Vectors
+from runtime.cli.traces import Model, NewTokens, PromptFile, Seed, Temperature, Vectors
 
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
+    from simulator.policies.config import Provenance
+    from trace_capture.run import Run
 
 
 @app.command("run")
@@ -63,17 +65,15 @@ def run_command(
         say(f"{prompt}{continuation}\n")
     say_run(run)
     if promised is not None:
-        measured_ms = run.metrics.tpot_ms
-        error = promised.predicted_tpot_ms / measured_ms - 1
-        band = "" if promised.error_band_ratio is None else f" (+- {100 * promised.error_band_ratio:.0f} %)"
-        say(f"  predicted {promised.predicted_tpot_ms:.3f} ms{band} on the trace's held-out tokens, measured {measured_ms:.3f} ms: {100 * error:+.1f} %")
-        say(f"  hit rate predicted {100 * promised.predicted_hit_rate:.1f} %, measured {100 * run.metrics.hit_rate:.1f} %")
+        _say_promise(promised, run)
     say_next("moe-studio capture --predict quasi-hidden --out t.parquet, then tune, for a configuration of your own")
 
 
 @app.command("demo")
 def demo_command(
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything the demonstration writes.")] = Path("studio-demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything the demonstration writes.")] = Path(
+        "studio-demo"
+    ),
     budget_ratio: Annotated[float, typer.Option(min=0.125, max=1.0, help="Share of experts that get a slot.")] = 0.4,
     num_prompts: Annotated[int, typer.Option("--prompts", min=3, help="Prompts; the last third is run live.")] = 18,
     max_new_tokens: NewTokens = 48,
@@ -97,6 +97,17 @@ def demo_command(
         say_json({"folder": str(out), "strategies": rows, "engine": engine_cost(result)})
         return
     _say_demo(result, rows)
+
+
+def _say_promise(promised: Provenance, run: Run) -> None:
+    """What the configuration promised beside what was measured."""
+    measured_ms = run.metrics.tpot_ms
+    error = promised.predicted_tpot_ms / measured_ms - 1
+    band = "" if promised.error_band_ratio is None else f" (+- {100 * promised.error_band_ratio:.0f} %)"
+    say(f"  predicted {promised.predicted_tpot_ms:.3f} ms{band} on held-out tokens of the tuning trace")
+    say(f"  measured  {measured_ms:.3f} ms on these prompts: prediction off by {100 * error:+.1f} %")
+    rates = 100 * promised.predicted_hit_rate, 100 * run.metrics.decode_hit_rate
+    say(f"  decode hit rate predicted {rates[0]:.1f} %, measured {rates[1]:.1f} %")
 
 
 def demo_rows(result: DemoResult) -> list[dict[str, Any]]:
@@ -149,11 +160,13 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
         )
     console().print(table)
     cost = engine_cost(result)
-    say(f"engine bookkeeping: {cost['decide_us_per_layer']:.1f} us per MoE layer, {cost['decide_us_per_load']:.1f} us per load")
+    per_layer, per_load = cost["decide_us_per_layer"], cost["decide_us_per_load"]
+    say(f"engine bookkeeping: {per_layer:.1f} us per MoE layer, {per_load:.1f} us per load")
     say(
-        "the tiny demo model's experts cross an emulated link, paced so that copying takes as many times the compute as "
-        "published for Qwen3-30B-A3B on an RTX A6000; the ratios carry over, the milliseconds do not"
+        "The tiny model's experts cross an emulated link, paced so that copying takes as many times the compute as\n"
+        "published for Qwen3-30B-A3B on an RTX A6000. The ratios carry over, the milliseconds do not."
     )
     folder = result.folder
-    say(f"wrote {folder}: report.html, timeline.perfetto.json (open at ui.perfetto.dev), trace.parquet, hardware.toml, tuned.toml, *.run.json")
+    say(f"wrote {folder}: report.html (open it), timeline.perfetto.json (for ui.perfetto.dev), tuned.toml,")
+    say("  trace.parquet, hardware.toml, and a *.run.json with its timeline per run")
     say_next(f"moe-studio dashboard {folder}")

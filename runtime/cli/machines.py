@@ -71,8 +71,10 @@ def calibrate_command(
     say(f"  link {profile.link.h2d_bytes_per_s.value / 1e6:,.2f} MB/s{' (emulated)' if profile.emulated else ''}")
     measured = profile.measured
     if measured is not None:
-        say(f"  one layer of decode: dense {measured.dense_ns[0] / 1e3:.0f} us, experts {measured.experts_ns[0] / 1e3:.0f} us")
-        say(f"  engine bookkeeping: {measured.decide_ns / 1e3:.1f} us per MoE layer, {measured.decide_per_load_ns / 1e3:.1f} us per load")
+        dense_us, experts_us = measured.dense_ns[0] / 1e3, measured.experts_ns[0] / 1e3
+        say(f"  one layer of decode: dense {dense_us:.0f} us, experts {experts_us:.0f} us")
+        decide_us, load_us = measured.decide_ns / 1e3, measured.decide_per_load_ns / 1e3
+        say(f"  engine bookkeeping: {decide_us:.1f} us per MoE layer, {load_us:.1f} us per load")
     say_next(f"moe-studio simulate TRACE --hardware {out}")
 
 
@@ -100,7 +102,9 @@ def simulate_command(
     from trace_capture.trace import Trace
 
     loaded = Trace.load(trace)
-    chosen = load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
+    chosen = (
+        load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
+    )
     run = simulate(loaded, HardwareProfile.load(Path(hardware)), chosen, record_spans=out is not None)
     if out is not None:
         _save(run, out)
@@ -149,10 +153,12 @@ def tune_command(
         say_json(_tune_json(result) | {"path": str(out)})
         return
     for place, candidate in enumerate(result.candidates[:8], start=1):
-        say(f"  {place}. {candidate.train_tpot_ms:9.3f} ms/token, hit rate {candidate.train_hit_rate:.3f}: {candidate.config.title}")
+        speed = f"{candidate.train_tpot_ms:9.3f} ms/token, hit rate {candidate.train_hit_rate:.3f}"
+        say(f"  {place}. {speed}: {candidate.config.title}")
     chosen, plain = result.chosen.metrics, result.baseline.metrics
     say(f"{out}: {result.config.title}")
-    say(f"  held-out: {_with_band(result.chosen)} against {plain.tpot_ms:.3f} ms of plain LRU ({plain.tpot_ms / chosen.tpot_ms:.2f}x)")
+    gain = plain.tpot_ms / chosen.tpot_ms
+    say(f"  held-out: {_with_band(result.chosen)} against {plain.tpot_ms:.3f} ms of plain LRU ({gain:.2f}x)")
     say(f"  regret: {result.regret_ms:.3f} ms above the bound")
     for note in result.notes:
         say(f"  {note}")
@@ -162,8 +168,21 @@ def tune_command(
 def run_json(run: Run) -> dict[str, Any]:
     """A run as one flat JSON object."""
     info = run.info.model_dump(mode="json")
-    metrics = info.pop("metrics")
-    return metrics | {key: info[key] for key in ("kind", "label", "emulated", "model", "hardware", "bounds", "notes", "trace_digest", "error_band_ratio")}
+    metrics: dict[str, Any] = info.pop("metrics")
+    return metrics | {
+        key: info[key]
+        for key in (
+            "kind",
+            "label",
+            "emulated",
+            "model",
+            "hardware",
+            "bounds",
+            "notes",
+            "trace_digest",
+            "error_band_ratio",
+        )
+    }
 
 
 def say_run(run: Run) -> None:
@@ -173,10 +192,13 @@ def say_run(run: Run) -> None:
     say(f"  TPOT {_with_band(run)}, {metrics.tokens_per_s:.2f} tokens/s, TTFT {metrics.ttft_ms:.2f} ms")
     parts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.tpot_terms_ms.items() if value)
     say(f"  = {parts}")
-    say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %), {metrics.loads} loads, {metrics.bytes_loaded / 1e6:,.1f} MB, {metrics.bytes_per_token / 1e6:,.2f} MB per token")
+    say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %)")
+    total, each = metrics.bytes_loaded / 1e6, metrics.bytes_per_token / 1e6
+    say(f"  {metrics.loads} loads, {total:,.1f} MB over the link, {each:,.3f} MB per token")
     bounds = run.info.bounds
     if "max_ms" in bounds:
-        say(f"  bounds: hit rate {100 * bounds['belady_hit_rate']:.1f} % (Belady), {bounds['max_ms']:.3f} ms (larger of compute and transfer)")
+        say(f"  best hit rate any eviction could reach on demand: {100 * bounds['belady_hit_rate']:.1f} % (Belady)")
+        say(f"  bound: {bounds['max_ms']:.3f} ms, the larger of compute and of the copies that perfect eviction needs")
     for note in run.info.notes:
         say(f"  note: {note}")
 
@@ -219,7 +241,8 @@ def _tune_json(result: Any) -> dict[str, Any]:
     return {
         "config": result.config.model_dump(mode="json", exclude_none=True),
         "candidates": [
-            {"label": c.config.title, "tpot_ms": c.train_tpot_ms, "hit_rate": c.train_hit_rate} for c in result.candidates
+            {"label": c.config.title, "tpot_ms": c.train_tpot_ms, "hit_rate": c.train_hit_rate}
+            for c in result.candidates
         ],
         "held_out": run_json(result.chosen),
         "baseline": run_json(result.baseline),

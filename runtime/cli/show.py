@@ -16,7 +16,9 @@ OUR_PACKAGES = ("trace_capture", "simulator", "runtime", "dashboard")
 @app.command("dashboard")
 def dashboard_command(
     folder: Folder,
-    host: Annotated[str, typer.Option(help="Address to listen on; anything but this machine is unprotected.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anything but this machine is unprotected.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8050,
 ) -> None:
     """Look at the runs of a folder in a browser.
@@ -59,12 +61,15 @@ def compare_command(
     names = ["tpot_ms", "ttft_ms", "hit_rate", "lookups", "loads", "bytes_loaded"]
     values = {name: (getattr(left.metrics, name), getattr(right.metrics, name)) for name in names}
     terms = left.metrics.tpot_terms_ms
-    values |= {f"tpot_terms_ms.{name}": (value, right.metrics.tpot_terms_ms.get(name, 0.0)) for name, value in terms.items()}
+    values |= {
+        f"tpot_terms_ms.{name}": (value, right.metrics.tpot_terms_ms.get(name, 0.0)) for name, value in terms.items()
+    }
     if as_json:
         say_json({name: {"first": a, "second": b} for name, (a, b) in values.items()})
         return
-    say(f"first:  {left.info.label} ({left.info.kind}{', emulated' if left.info.emulated else ''}) on {left.info.hardware}")
-    say(f"second: {right.info.label} ({right.info.kind}{', emulated' if right.info.emulated else ''}) on {right.info.hardware}")
+    for place, run in (("first", left), ("second", right)):
+        emulated = ", emulated link" if run.info.emulated else ""
+        say(f"{place}: {run.info.label} ({run.info.kind}{emulated}) on {run.info.hardware}")
     for name, (a, b) in values.items():
         change = f"{100 * (a / b - 1):+8.1f} %" if b else ""
         say(f"  {name:24} {a:14,.3f} {b:14,.3f} {change}")
@@ -84,7 +89,9 @@ def doctor_command(as_json: Json = False) -> None:
 
     owners = packages_distributions()
     foreign = {
-        name: sorted(set(owners.get(name, [])) - {"moe-studio"}) for name in OUR_PACKAGES if set(owners.get(name, [])) - {"moe-studio"}
+        name: sorted(set(owners.get(name, [])) - {"moe-studio"})
+        for name in OUR_PACKAGES
+        if set(owners.get(name, [])) - {"moe-studio"}
     }
     versions = software_versions("numpy", "simpy", "pulp", "dash", "pyarrow", "torch", "transformers")
     device = _device()
@@ -95,7 +102,9 @@ def doctor_command(as_json: Json = False) -> None:
         say(f"device: {device}")
     if foreign:
         names = ", ".join(f"{name} (from {', '.join(dists)})" for name, dists in foreign.items())
-        raise StudioError(f"other distributions install packages of our names: {names}; use a virtual environment of its own")
+        raise StudioError(
+            f"other distributions install packages of our names: {names}; use a virtual environment of its own"
+        )
     if not as_json:
         say("no name collisions; all good")
         say_next("moe-studio demo")

@@ -139,13 +139,15 @@ def _report(trace: Trace, path: Path, as_json: bool) -> None:
         f"  {facts['moe_layers']} MoE layers x {facts['experts']} experts, top-{facts['top_k']}, "
         f"{facts['total_expert_bytes'] / 1e6:,.1f} MB of experts"
     )
-    say(f"  {facts['sequences']} sequences, {facts['passes']} passes, {facts['tokens']} tokens {facts['tokens_by_phase']}")
+    phases = ", ".join(f"{count} {phase}" for phase, count in facts["tokens_by_phase"].items() if count)
+    say(f"  {facts['sequences']} sequences, {facts['passes']} passes, {facts['tokens']} tokens ({phases})")
     say(f"  shared with the previous token: {_percent(facts['previous_token_overlap'])} of top-{facts['top_k']}")
     say(f"  load entropy: {_percent(facts['load_entropy_ratio'])} of even")
     for name, recall in facts["predictor_recall"].items():
         say(f"  predictor {name}: recall {_percent(recall)}")
     if not facts["complete"]:
-        say(f"  recovered from a capture that did not end; keep it with: moe-studio inspect {path} --recover NEW.parquet")
+        say("  recovered from a capture that did not end; keep what it holds with:")
+        say(f"  moe-studio inspect {path} --recover NEW.parquet")
     say_next(f"moe-studio simulate {path} --strategy lru --budget-ratio 0.5")
 
 
