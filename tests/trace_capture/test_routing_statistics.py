@@ -114,6 +114,13 @@ def test_overlap_is_the_mean_over_generated_neighbours_of_one_sequence(trace: Tr
         assert overlap[layer] == pytest.approx(np.mean(shares))
 
 
+def test_overlap_never_pairs_tokens_of_two_sequences(trace: Trace, make: Any) -> None:
+    """Without their prefills, the first decoded token of a sequence stands right behind the last of another."""
+    routing = make.edited(trace, experts=lambda column: column.__setitem__(slice(None), [0, 1]))
+    other = make.edited(routing, experts=lambda column: column.__setitem__(routing.sequence == 1, [6, 7]))
+    assert consecutive_overlap(other.rows(other.phase == Phase.DECODE)).tolist() == [1.0, 1.0, 1.0]
+
+
 def test_overlap_leaves_rejected_tokens_out(trace: Trace, make: Any) -> None:
     """Token 7 was drafted and rejected; 8 follows 6."""
 
