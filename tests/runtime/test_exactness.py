@@ -1,0 +1,137 @@
+"""The offloaded model gives the tokens and logits of the untouched one, for every architecture and setting."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from runtime import offload, unload
+from runtime.engine import Engine
+from simulator.policies.config import OffloadConfig, parse_config
+
+FAST_LINK = {"h2d_bytes_per_s": 2e9, "latency_ns": 0}
+SETTINGS = {
+    "a quarter per layer": {"cache": {"budget_ratio": 0.3}},
+    "half in one pool": {"cache": {"budget_ratio": 0.5, "scope": "global"}},
+    "no cache": {"cache": {"budget_ratio": 0.5, "policy": "none"}},
+    "lfu with previous token": {"cache": {"budget_ratio": 0.5, "policy": "lfu"}, "prefetch": {"source": "previous-token"}},
+    "quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden"}},
+}
+PROMPT = torch.arange(3, 27)[None]
+
+
+def config(setting: str) -> OffloadConfig:
+    return parse_config(SETTINGS[setting] | {"device": FAST_LINK})
+
+
+def greedy(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=16, do_sample=False)
+
+
+def prefill(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(PROMPT).logits
+
+
+def vectors(model: torch.nn.Module) -> torch.Tensor:
+    return torch.zeros(4, 8, model.config.hidden_size)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tokens_and_logits_equal_the_untouched_model(any_model: torch.nn.Module, setting: str) -> None:
+    logits, tokens = prefill(any_model), greedy(any_model)
+    engine = offload(any_model, config(setting), default_vectors=vectors(any_model))
+    try:
+        assert torch.allclose(prefill(any_model), logits, atol=1e-6, rtol=0)
+        assert torch.equal(greedy(any_model), tokens)
+        engine.verify_residency()
+        counters = engine.core.decode_counters
+        assert counters.lookups > 0
+        assert counters.demand_loads + counters.prefetch_loads > 0, "nothing was loaded, so nothing was tested"
+    finally:
+        unload(any_model)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_bfloat16_is_bit_equal_in_decode_for_every_stock_kernel(tiny, implementation: str) -> None:
+    model = tiny("qwen3_moe").to(torch.bfloat16)
+    model.set_experts_implementation(implementation)
+    before = _decode_logits(model)
+    offload(model, config("a quarter per layer"))
+    try:
+        after = _decode_logits(model)
+    finally:
+        unload(model)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _decode_logits(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Logits of six one-token passes after a one-token prompt: no layer of these needs waves."""
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    cache, logits = DynamicCache(config=model.config), []
+    with torch.no_grad():
+        for token in (5, 9, 5, 77, 30, 31):
+            logits.append(model(torch.tensor([[token]]), use_cache=True, **{name: cache}).logits)
+    return logits
+
+
+def test_output_really_comes_from_the_slots(tiny) -> None:
+    model = tiny("mixtral")
+    logits = prefill(model)
+    engine = offload(model, config("a quarter per layer"))
+    try:
+        for bank in engine.store.banks:
+            bank["down_proj"].mul_(1.01)
+        changed = prefill(model)
+    finally:
+        unload(model)
+    assert (changed - logits).abs().max() > 1e-4
+
+
+def test_a_slot_that_holds_another_expert_is_noticed(tiny) -> None:
+    model = tiny("mixtral")
+    engine = offload(model, config("a quarter per layer"))
+    try:
+        prefill(model)
+        swap_two_slots(engine)
+        with pytest.raises(RuntimeError, match="does not hold expert"):
+            engine.verify_residency()
+    finally:
+        unload(model)
+
+
+def swap_two_slots(engine: Engine) -> None:
+    tensor = engine.pools[0].tensors["down_proj"]
+    tensor[[0, 1]] = tensor[[1, 0]].clone()
+
+
+def test_batches_and_padding_give_the_same_tokens(tiny) -> None:
+    model = tiny("qwen3_moe")
+    ids = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]])
+    mask = (ids != 0).long()
+    options = {"attention_mask": mask, "max_new_tokens": 10, "do_sample": False}
+    with torch.no_grad():
+        expected = model.generate(ids, **options)
+        offload(model, config("half in one pool"))
+        found = model.generate(ids, **options)
+    unload(model)
+    assert torch.equal(found, expected)
+
+
+def test_assisted_generation_on_an_offloaded_model_gives_the_same_tokens(tiny) -> None:
+    model = tiny("qwen3_moe")
+    expected = greedy(model)
+    engine = offload(model, config("a quarter per layer"))
+    try:
+        with torch.no_grad():
+            found = model.generate(
+                PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=16, do_sample=False, prompt_lookup_num_tokens=3
+            )
+    finally:
+        unload(model)
+    assert torch.equal(found, expected)
+    assert any(record.tokens > 1 and not record.is_prefill for record in engine.passes), "no pass verified a draft"
