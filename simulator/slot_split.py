@@ -37,7 +37,7 @@ class SlotSplit:
         slots: expert slots per MoE layer [L].
         saved_ms: copying time that the predicted hits save over the whole trace.
         bound_ms: no split can save more (the relaxation's optimum, worked out here and not by the solver).
-        solver: `HiGHS` or `CBC`.
+        solver: `HiGHS`, `CBC`, or `greedy` where the time limit left nothing better.
         is_proven: the solver ended by itself; False when its time limit stopped it, whatever it calls that.
         seconds: wall time of the solver.
     """
@@ -93,38 +93,60 @@ def split_slots(
         )
     choices = [_choices(hits[layer], copy_ns[layer], layer, shape) for layer in range(shape.num_moe_layers)]
     began_s = time.perf_counter()
-    picks, name = _solve(choices, budget_bytes, min(copy_ns) / 2e6, time_limit_s, solver)
+    chosen, name = _solve(choices, budget_bytes, min(copy_ns) / 2e6, time_limit_s, solver)
     seconds = time.perf_counter() - began_s
-    chosen = [options[pick] for options, pick in zip(choices, picks, strict=True)]
+    is_proven = name in SOLVERS and seconds < time_limit_s
+    if not is_proven:
+        greedy = _greedy(choices, budget_bytes)
+        if not chosen or _saved_ms(greedy) > _saved_ms(chosen):
+            chosen, name = greedy, "greedy"
     if sum(choice.num_bytes for choice in chosen) > budget_bytes:
         raise RuntimeError(f"{name} gave a split beyond the budget of {budget_bytes} bytes")
     return SlotSplit(
         slots=tuple(choice.slots for choice in chosen),
-        saved_ms=math.fsum(choice.saved_ms for choice in chosen),
+        saved_ms=_saved_ms(chosen),
         bound_ms=relaxed_bound_ms(choices, budget_bytes),
         solver=name,
-        is_proven=seconds < time_limit_s,
+        is_proven=is_proven,
         seconds=seconds,
     )
 
 
 def relaxed_bound_ms(choices: Sequence[Sequence[Choice]], budget_bytes: int) -> float:
     """The optimum when slots may be fractions: steps along each layer's upper hull, the most saving per byte first."""
-    total_ms = 0.0
-    left_bytes = budget_bytes
-    steps: list[tuple[float, int]] = []
-    for options in choices:
-        hull = _upper_hull(options)
-        total_ms += hull[0].saved_ms
-        left_bytes -= hull[0].num_bytes
-        for before, after in zip(hull, hull[1:]):  # noqa: B905
-            num_bytes = after.num_bytes - before.num_bytes
-            steps.append(((after.saved_ms - before.saved_ms) / num_bytes, num_bytes))
-    for ms_per_byte, num_bytes in sorted(steps, reverse=True):
-        taken = min(num_bytes, left_bytes)
+    total_ms = _saved_ms([options[0] for options in choices])
+    left_bytes = budget_bytes - sum(options[0].num_bytes for options in choices)
+    for ms_per_byte, _, before, after in _hull_steps(choices):
+        taken = min(after.num_bytes - before.num_bytes, left_bytes)
         total_ms += ms_per_byte * taken
         left_bytes -= taken
     return total_ms
+
+
+def _greedy(choices: Sequence[Sequence[Choice]], budget_bytes: int) -> list[Choice]:
+    """The same steps, those alone that fit whole: a split for when a solver had no time to find one."""
+    chosen = [options[0] for options in choices]
+    left_bytes = budget_bytes - sum(choice.num_bytes for choice in chosen)
+    for _, layer, before, after in _hull_steps(choices):
+        if chosen[layer] == before and after.num_bytes - before.num_bytes <= left_bytes:
+            chosen[layer] = after
+            left_bytes -= after.num_bytes - before.num_bytes
+    return chosen
+
+
+def _hull_steps(choices: Sequence[Sequence[Choice]]) -> list[tuple[float, int, Choice, Choice]]:
+    """(ms per byte, layer, from, to) of every step along the layers' upper hulls, the best first."""
+    steps = []
+    for layer, options in enumerate(choices):
+        hull = _upper_hull(options)
+        for before, after in zip(hull, hull[1:]):  # noqa: B905
+            ms_per_byte = (after.saved_ms - before.saved_ms) / (after.num_bytes - before.num_bytes)
+            steps.append((ms_per_byte, layer, before, after))
+    return sorted(steps, key=lambda step: -step[0])
+
+
+def _saved_ms(chosen: Sequence[Choice]) -> float:
+    return math.fsum(choice.saved_ms for choice in chosen)
 
 
 def _choices(hits: npt.NDArray[np.int64], copy_ns: int, layer: int, shape: ModelShape) -> list[Choice]:
@@ -155,27 +177,29 @@ def _is_below(middle: Choice, left: Choice, right: Choice) -> bool:
 
 def _solve(
     choices: Sequence[Sequence[Choice]], budget_bytes: int, gap_ms: float, time_limit_s: float, solver: str | None
-) -> tuple[list[int], str]:
-    """Which choice each layer gets, and the solver that said so."""
-    if solver is not None and solver not in SOLVERS:
-        raise unknown_name("solver", solver, SOLVERS)
+) -> tuple[list[Choice], str]:
+    """The choice of each layer, and the solver that made it; empty when the time limit left none.
+
+    The solvers' statuses are not believed: both say `Optimal` of whatever they hold when their time is over.
+    """
     import pulp
 
+    if solver is not None and solver not in SOLVERS:
+        raise unknown_name("solver", solver, SOLVERS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PuLP 3 announces PuLP 4 at every call
+        engines = {name: make(pulp, gap_ms, time_limit_s) for name, make in SOLVERS.items() if solver in (None, name)}
+        engines = {name: engine for name, engine in engines.items() if engine.available()}
+        if not engines:
+            raise ConfigError("there is no solver for the slot split; install one with 'pip install highspy'")
         problem, picked = _model(pulp, choices, budget_bytes)
-        for name in [solver] if solver else SOLVERS:
-            engine = SOLVERS[name](pulp, gap_ms, time_limit_s)
-            if not engine.available():
-                continue
-            try:
-                status = pulp.LpStatus[problem.solve(engine)]
-            except pulp.PulpSolverError:
-                continue
+        for name, engine in engines.items():
+            with suppress(pulp.PulpSolverError):
+                problem.solve(engine)
             values = [[variable.value() or 0.0 for variable in row] for row in picked]
-            if status == "Optimal" and all(abs(sum(row) - 1) < 1e-6 and max(row) > 0.99 for row in values):
-                return [int(np.argmax(row)) for row in values], name
-    raise ConfigError("no solver could split the slots; install one with 'pip install highspy'")
+            if all(abs(sum(row) - 1) < 1e-6 and max(row) > 0.99 for row in values):
+                return [options[row.index(max(row))] for options, row in zip(choices, values, strict=True)], name
+    return [], ""
 
 
 def _model(pulp: Any, choices: Sequence[Sequence[Choice]], budget_bytes: int) -> tuple[Any, list[list[Any]]]:

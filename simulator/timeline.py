@@ -95,7 +95,7 @@ def _window(run: Run, passes: tuple[int, int] | None) -> tuple[int, int]:
     first, stop = passes
     if not 0 <= first < stop <= len(ordered):
         raise TraceError(
-            f"run '{run.info.label}' has passes 0 to {len(ordered)} (exclusive), the window {first} to {stop} is not in it"
+            f"run '{run.info.label}' has {len(ordered)} passes, so there is no window from {first} to {stop} in it"
         )
     return ordered[first], ordered[stop] if stop < len(ordered) else end_ns
 

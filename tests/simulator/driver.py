@@ -1,0 +1,133 @@
+"""A driver of the offload core for tests: carries plans out with copies that land at random moments, and checks at
+every call what the protocol promises."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from simulator.policies.capacity import Capacity
+from simulator.policies.core import Load, OffloadCore
+from trace_capture.model_shape import ModelShape
+from trace_capture.trace import Phase, Trace
+
+
+class CheckingDriver:
+    """Drives `core` through a trace; `held` is what is on the device according to the plans alone.
+
+    Args:
+        at_once: copies land the moment they are submitted; otherwise at random, most urgent first.
+    """
+
+    def __init__(
+        self, core: OffloadCore, shape: ModelShape, capacity: Capacity, seed: int, at_once: bool = False
+    ) -> None:
+        self.core, self.shape, self.capacity = core, shape, capacity
+        self.random = random.Random(seed)
+        self.at_once = at_once
+        self.held: dict[tuple[int, int], bool] = {}
+        self.queue: list[tuple[int, int, Load]] = []
+        self.flying: Load | None = None
+        self.sequence = 0
+        self.waves: list[int] = []
+        self.empty_waves = 0
+        self.cancelled = 0
+        self.loads: list[Load] = []
+
+    def run(self, trace: Trace) -> None:
+        for item in trace.passes:
+            self.core.begin_pass(item.phase == Phase.PREFILL)
+            for layer, experts in enumerate(trace.pass_experts(item)):
+                if experts:
+                    predicted = trace.pass_experts(item, "quasi-hidden") if trace.predicted else []
+                    ahead = predicted[layer + 1] if layer + 1 < len(predicted) else []
+                    self.layer(layer, experts, ahead)
+
+    def layer(self, layer: int, experts: list[int], ahead: list[int]) -> None:
+        self.maybe_land()
+        for key in self.core.layer_routed(layer, experts):
+            assert key[0] == layer and key[1] not in experts
+            if self.cancel(key):
+                self.core.cancelled(key)
+                del self.held[key]
+                self.cancelled += 1
+                self.check()
+        ran: list[int] = []
+        waves = 0
+        while (wave := self.core.next_wave()) is not None:
+            waves += 1
+            pinned = {(layer, expert) for expert in experts if expert not in ran}
+            self.submit(wave.loads, pinned)
+            if waves == 1:
+                foreseen = {(layer + 1, expert) for expert in ahead}
+                self.submit(self.core.plan_prefetch(ahead), pinned | foreseen)
+            for key in wave.wait:
+                while not self.core.is_landed(key):
+                    self.land()
+            assert all(self.held[layer, expert] for expert in wave.experts), "a wave ran with an expert missing"
+            self.empty_waves += not wave.experts
+            ran += wave.experts
+            self.maybe_land()
+            self.core.wave_done()
+        assert sorted(ran) == sorted(experts), "each expert runs exactly once"
+        self.waves.append(waves)
+        for key in self.core.layer_done():
+            assert self.held.pop(key), "only what has landed can be dropped"
+        self.check()
+
+    def submit(self, loads: tuple[Load, ...], pinned: set[tuple[int, int]]) -> None:
+        for load in loads:
+            for key in load.evicts:
+                assert key not in pinned, f"{load.reason} load of {load.key} evicts {key}, which is needed"
+                assert self.held.pop(key), "a copy under way was evicted"
+            assert load.key not in self.held
+            self.held[load.key] = False
+            self.check_bytes()
+            self.loads.append(load)
+            self.sequence += 1
+            self.queue.append((load.priority, self.sequence, load))
+            if self.at_once:
+                self.land()
+        self.check()
+
+    def cancel(self, key: tuple[int, int]) -> bool:
+        found = [entry for entry in self.queue if entry[2].key == key]
+        for entry in found:
+            self.queue.remove(entry)
+        return bool(found)
+
+    def maybe_land(self) -> None:
+        while (self.flying or self.queue) and self.random.random() < 0.5:
+            self.land()
+            self.check()
+
+    def land(self) -> None:
+        if self.flying is None:
+            self.queue.sort()
+            self.flying = self.queue.pop(0)[2]
+        self.core.landed(self.flying.key)
+        self.held[self.flying.key] = True
+        self.flying = None
+        if self.queue:
+            self.queue.sort()
+            self.flying = self.queue.pop(0)[2]
+
+    def check_bytes(self) -> None:
+        used = [0] * len(self.capacity.partition_bytes)
+        for layer, _ in self.held:
+            used[self.capacity.partition_of_layer[layer]] += self.shape.expert_bytes[layer]
+        for have, limit in zip(used, self.capacity.partition_bytes, strict=True):
+            assert have <= limit, "over budget"
+
+    def check(self) -> None:
+        self.check_bytes()
+        assert sorted(self.core.resident()) == sorted(self.held)
+        assert self.core.resident_bytes() == sum(self.shape.expert_bytes[layer] for layer, _ in self.held)
+
+
+def driver_for(config: Any, trace: Trace, seed: int = 0, at_once: bool = False) -> CheckingDriver:
+    """A driver with a fresh core of a configuration."""
+    from simulator.policies.capacity import plan_capacity
+
+    core = OffloadCore.from_config(config, trace.shape)
+    return CheckingDriver(core, trace.shape, plan_capacity(config.cache, trace.shape), seed, at_once)

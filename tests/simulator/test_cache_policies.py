@@ -1,0 +1,201 @@
+"""Conformance of every registered cache policy; a new policy is tested by being registered."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from simulator import simulate
+from simulator.bounds import belady_hit_rates
+from simulator.policies.belady import Belady, future_uses
+from simulator.policies.cache import CACHE_POLICIES, Key, make_cache_policy
+from simulator.policies.capacity import plan_capacity
+from simulator.policies.config import OffloadConfig
+from simulator.policies.core import OffloadCore
+from simulator.policies.prefetch import NoPrefetch
+from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
+from tests.simulator.driver import driver_for
+from trace_capture.errors import ConfigError
+from trace_capture.trace import Phase, Trace
+
+ALL = sorted(CACHE_POLICIES)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_victim_is_present_and_may_leave(name: str) -> None:
+    """Driven as the core drives it: never a pinned or absent key, and None only when nothing may leave."""
+    for seed in range(20):
+        source = random.Random(seed)
+        policy = make_cache_policy(name)
+        present: set[Key] = set()
+        for _ in range(300):
+            key = (source.randrange(2), source.randrange(12))
+            if key not in present:
+                if len(present) == 8:
+                    pinned = set(source.sample(sorted(present), source.randrange(9)))
+                    victim = policy.choose_victim(lambda other, pinned=pinned: other not in pinned)
+                    if pinned == present:
+                        assert victim is None
+                        continue
+                    assert victim is not None and victim in present - pinned
+                    assert policy.choose_victim(victim.__eq__) == victim, "asking must not remove"
+                    present.discard(victim)
+                    policy.removed(victim)
+                policy.admitted(key)
+                present.add(key)
+            policy.used(key)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_capacity_and_pins_hold_in_a_whole_run(name: str) -> None:
+    trace = mixed_trace(make_shape(layers=5), seed=4)
+    for scope in ("layer", "global"):
+        driver_for(make_config(name, "quasi-hidden", scope=scope, budget_bytes=20_000), trace, 4).run(trace)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equal_inputs_give_equal_runs(name: str) -> None:
+    trace = mixed_trace(make_shape(layers=5), seed=4)
+    config = make_config(name, "quasi-hidden", budget_bytes=20_000)
+    first, second = (simulate(trace, make_hardware(), config, record_spans=True) for _ in range(2))
+    assert first.info == second.info
+    assert first.spans == second.spans
+    assert first.token_ns.tolist() == second.token_ns.tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_no_policy_beats_belady_on_equal_sizes(name: str, scope: str) -> None:
+    for seed in range(3):
+        trace = mixed_trace(make_shape(), seed=seed)
+        for slots in (4, 6, 9):
+            config = make_config(name, scope=scope, budget_bytes=4000 * slots)
+            run = simulate(trace, make_hardware(), config)
+            assert run.metrics.hit_rate <= run.info.bounds["belady_hit_rate"] + 1e-12
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("sizes", [(1000,) * 4, (1000, 1300, 900, 1700)])
+def test_lean_belady_equals_the_policy_in_the_core(scope: str, sizes: tuple[int, ...]) -> None:
+    """The tight loop of the bound takes the decisions that the `Belady` class takes in an `OffloadCore`, waves
+    of a prefill included."""
+    for seed in range(4):
+        trace = mixed_trace(make_shape(expert_bytes=sizes), seed=seed)
+        for slots in (3, 5, 8, 16):
+            config = make_config(scope=scope, budget_bytes=max(slots * sum(sizes), 3 * max(sizes)))
+            assert belady_hit_rates(trace, config) == _slow_belady(trace, config)
+
+
+def _slow_belady(trace: Trace, config: OffloadConfig) -> tuple[float, float]:
+    uses = future_uses(
+        (layer, expert) for item in trace.passes for layer, ids in trace.iter_layers(item) for expert in ids
+    )
+    capacity = plan_capacity(config.cache, trace.shape)
+    core = OffloadCore(trace.shape, capacity, [Belady(uses) for _ in capacity.partition_bytes], NoPrefetch())
+    for item in trace.passes:
+        core.begin_pass(item.phase == Phase.PREFILL)
+        for layer, experts in trace.iter_layers(item):
+            core.layer_routed(layer, experts)
+            while (wave := core.next_wave()) is not None:
+                for key in wave.wait:
+                    core.landed(key)
+                core.wave_done()
+            core.layer_done()
+    first, later = core.prefill_counters, core.decode_counters
+    return (first.hits + later.hits) / (first.lookups + later.lookups), later.hits / later.lookups
+
+
+def test_lru_in_the_core_is_lru_with_the_active_set_pinned() -> None:
+    """An independent oracle of ten lines: same hits for every capacity."""
+    trace = mixed_trace(make_shape(), seed=6)
+    for slots in (3, 4, 7, 12):
+        run = simulate(trace, make_hardware(), make_config(scope="global", budget_bytes=4000 * slots), bounds=False)
+        decode = [item for item in trace.passes if item.phase != Phase.PREFILL]
+        assert run.metrics.hits == pinned_lru_hits(trace, 4000 * slots)
+        assert len(decode) == len(run.token_ns)
+
+
+def pinned_lru_hits(trace: Trace, budget_bytes: int) -> int:
+    """Hits of one LRU pool in which a layer's active experts stay until it has run; active sets must fit."""
+    order: OrderedDict[Key, int] = OrderedDict()
+    hits = 0
+    for item in trace.passes:
+        for layer, experts in trace.iter_layers(item):
+            keys = [(layer, expert) for expert in experts]
+            hits += sum(key in order for key in keys)
+            for key in keys:
+                size = trace.shape.expert_bytes[layer]
+                while key not in order and sum(order.values()) + size > budget_bytes:
+                    del order[next(other for other in order if other not in keys)]
+                order[key] = size
+            for key in keys:
+                order.move_to_end(key)
+    return hits
+
+
+def test_policies_differ_where_they_should() -> None:
+    """LFU keeps the expert that was used often, LRU the one that was used lately."""
+
+    def victim(name: str) -> Key | None:
+        policy = make_cache_policy(name)
+        for key in [(0, 1), (0, 2)]:
+            policy.admitted(key)
+        for key in [(0, 1), (0, 1), (0, 1), (0, 2)]:
+            policy.used(key)
+        return policy.choose_victim(lambda key: True)
+
+    assert victim("lru") == (0, 1)
+    assert victim("lfu") == (0, 2)
+    assert victim("lfu-ageing") == (0, 2)
+
+
+def test_ageing_forgets_what_was_hot_long_ago() -> None:
+    def survivors(name: str) -> set[Key]:
+        policy = make_cache_policy(name)
+        present = {(0, 0)}
+        policy.admitted((0, 0))
+        for _ in range(20):
+            policy.used((0, 0))
+        for expert in range(1, 80):
+            key = (0, 1 + expert % 5)
+            if key not in present:
+                if len(present) == 3:
+                    victim = policy.choose_victim(lambda key: True)
+                    assert victim is not None
+                    present.discard(victim)
+                    policy.removed(victim)
+                policy.admitted(key)
+                present.add(key)
+            policy.used(key)
+        return present
+
+    assert (0, 0) in survivors("lfu")
+    assert (0, 0) not in survivors("lfu-ageing")
+
+
+def test_heap_of_scored_policies_stays_small() -> None:
+    """A long run of hits must not grow memory without end."""
+    policy = make_cache_policy("lfu")
+    for expert in range(8):
+        policy.admitted((0, expert))
+    for step in range(10_000):
+        policy.used((0, step % 8))
+    policy.used((0, 3))
+    assert len(policy._heap) < 200  # type: ignore[attr-defined]
+    assert policy.choose_victim(lambda key: key[1] in (3, 4)) == (0, 4)
+
+
+def test_no_cache_keeps_nothing_after_its_layer() -> None:
+    trace = mixed_trace(make_shape(), seed=1)
+    driver = driver_for(make_config("none", budget_bytes=40_000), trace, at_once=True)
+    driver.run(trace)
+    assert driver.core.resident() == []
+    counters = driver.core.decode_counters
+    assert counters.hits == 0 and counters.demand_loads == counters.lookups == counters.evictions
+
+
+def test_unknown_policy_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown cache policy 'lru2'; did you mean 'lru'.*lfu-ageing"):
+        make_cache_policy("lru2")
