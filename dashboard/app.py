@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,21 +112,24 @@ def bind_server(folder: Path, *, host: str = "127.0.0.1", port: int = 8050) -> B
     return make_server(host, bound_port, app.server, threaded=True, request_handler=_QuietHandler, fd=listener.detach())
 
 
-def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8050) -> None:
+def serve(
+    folder: Path, *, host: str = "127.0.0.1", port: int = 8050, announce: Callable[[str], None] | None = None
+) -> None:
     """Show a folder until interrupted.
 
     Args:
         folder: what to show.
         host: address to bind; anything but this machine's own is warned about in the log.
         port: port to bind; 0 takes any free one.
+        announce: given the line that says where to look, once; by default it goes to standard error.
 
     Raises:
         StudioError: no such folder, or the address cannot be bound.
     """
     server = bind_server(folder, host=host, port=port)
     shown = f"[{host}]" if ":" in host else host
-    _log.info("showing %s on http://%s:%d (stop with Ctrl+C)", folder, shown, server.port)
     try:
+        (announce or _to_stderr)(f"showing {folder} on http://{shown}:{server.port} (stop with Ctrl+C)")
         server.serve_forever()
     except KeyboardInterrupt:
         _log.info("stopped")
@@ -140,6 +144,10 @@ class _QuietHandler(WSGIRequestHandler):
         """Log failures of the server alone."""
         if str(code).startswith("5"):
             super().log_request(code, size)
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -76,7 +76,7 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
             x=[row.measured_tpot_ms for row in rows],
             marker_color=colour_of("measured"),
             customdata=[format_percent(row.error_ratio, signed=True) for row in rows],
-            hovertemplate="%{y}<br>measured %{x:.4g} ms<br>%{customdata} against predicted<extra></extra>",
+            hovertemplate="%{y}<br>measured %{x:.4g} ms<br>prediction off by %{customdata}<extra></extra>",
         )
     )
     if any(row.bound_ms is not None for row in rows):
@@ -182,6 +182,8 @@ def timeline(view: TimelineView, *, dark: bool = False) -> go.Figure:
     floor = {track: len(view.tracks) - 1 - place for place, track in enumerate(view.tracks)}
     for concept in dict.fromkeys(block.concept for block in view.blocks):
         figure.add_trace(_lane_bars(concept, [block for block in view.blocks if block.concept == concept], floor))
+    if view.moments:
+        figure.add_trace(_eviction_marks(view, floor, dark))
     _mark_passes(figure, view)
     end_ms = max(block.end_ms for block in view.blocks)
     figure.update_xaxes(
@@ -215,6 +217,18 @@ def _lane_bars(concept: str, blocks: Sequence[Block], floor: dict[str, int]) -> 
         y=[LANE_HEIGHT * (block.high - block.low) for block in blocks],
         marker={"color": colour_of(concept), "line": {"width": 0}},
         hovertext=[escape(f"{block.track}: {block.text}").replace("\n", "<br>") for block in blocks],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _eviction_marks(view: TimelineView, floor: dict[str, int], dark: bool) -> go.Scatter:
+    return go.Scatter(
+        name="eviction",
+        mode="markers",
+        x=[moment.at_ms for moment in view.moments],
+        y=[floor[moment.track] + LANE_HEIGHT for moment in view.moments],
+        marker={"symbol": "triangle-down", "size": 7, "color": INK_ON_DARK if dark else INK_ON_LIGHT},
+        hovertext=[escape(moment.text) for moment in view.moments],
         hovertemplate="%{hovertext}<extra></extra>",
     )
 

@@ -19,6 +19,7 @@ from trace_capture.run import RUN_SUFFIX
 from trace_capture.versions import software_versions
 
 TITLE = "MoE Offload Studio: report"
+EMULATED_NOTE = "Copies were paced by software; their times are not those of a PCIe link."
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _STYLE = """
 :root { color-scheme: light; }
@@ -86,7 +87,7 @@ def report_html(snapshot: Snapshot) -> str:
 
 
 def _document(body: str, emulated: bool) -> str:
-    badge = f'<p><span class="badge">{EMULATED}</span> Copies were paced by software, not by a real link.</p>'
+    badge = f'<p><span class="badge">{EMULATED}</span> {EMULATED_NOTE}</p>'
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{TITLE}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -153,7 +154,7 @@ def _timelines(snapshot: Snapshot) -> list[str]:
     if not chosen:
         view = timeline(snapshot.runs[0] if snapshot.runs else None, 0, 0)
         return [_section("Timeline", "", _figure(figures.timeline(view), "timeline-0"))]
-    first, last = default_window(chosen[0].run, snapshot.trace)
+    first, last = default_window(chosen[0].run)
     parts = []
     for place, item in enumerate(chosen):
         view = timeline(item, first, last)

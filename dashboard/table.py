@@ -9,15 +9,16 @@ from dashboard.views import BASELINE, ComparisonRow
 
 COLUMN_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("strategy",)),
-    ("time per output token (ms)", ("predicted", "band", "measured", "difference")),
+    ("time per output token (ms)", ("predicted", "band", "measured", "error")),
     ("hit rate, decode", ("predicted", "measured")),
     ("copied per token", ("predicted", "measured")),
     (f"speed against {BASELINE}", ("predicted", "measured")),
 )
 """Headings in two rows: (group, its columns)."""
 TABLE_NOTE = (
-    "Difference: measured over predicted, minus one; the band is a share of predicted too. Speed: how many times as "
-    f"many tokens per second as {BASELINE}. Copied: expert weights over the link per output token."
+    "Error: predicted over measured, less one. Band: a share of predicted, within which measured should lie. "
+    f"Speed: how many times as many tokens per second as {BASELINE}. "
+    "Copied: expert weights over the link per output token."
 )
 
 

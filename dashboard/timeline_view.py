@@ -11,7 +11,6 @@ from dashboard.data import NamedRun
 from dashboard.texts import format_bytes, format_ms, format_percent, plural
 from dashboard.views import NO_RUNS, run_title
 from trace_capture.run import TRACKS, Run, Span
-from trace_capture.trace import Phase, Trace
 
 MAX_SPANS = 5_000
 """Above so many spans in a window, shares of time are drawn instead of single spans."""
@@ -36,12 +35,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Something without length: an expert's place was given up."""
+
+    track: str
+    at_ms: float
+    text: str
+
+
+@dataclass(frozen=True)
 class TimelineView:
     """Blocks of the passes `first` to `last` (places in the run, from 0) of a run that has `num_passes`."""
 
     title: str = ""
     tracks: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
+    moments: tuple[Moment, ...] = ()
     pass_starts_ms: tuple[tuple[int, float], ...] = ()
     first: int = 0
     last: int = 0
@@ -61,17 +70,10 @@ def pass_ids(run: Run) -> list[int]:
     return sorted(starts, key=lambda pass_id: starts[pass_id])
 
 
-def default_window(run: Run, trace: Trace | None) -> tuple[int, int]:
-    """The first few decode passes, because prefill passes are long and rarely what one looks for.
-
-    Without a trace that names phases, the first pass is taken for the prefill.
-    """
-    ids = pass_ids(run)
-    prefill = set(ids[:1])
-    if trace is not None:
-        prefill = {item.pass_id for item in trace.passes if item.phase == Phase.PREFILL}
-    first = next((place for place, pass_id in enumerate(ids) if pass_id not in prefill), 0)
-    return first, max(0, min(len(ids) - 1, first + DEFAULT_PASSES - 1))
+def default_window(run: Run) -> tuple[int, int]:
+    """The passes after the first one, which is the first prompt's prefill and much longer than the others."""
+    last = max(0, len(pass_ids(run)) - 1)
+    return min(1, last), min(DEFAULT_PASSES, last)
 
 
 def runs_with_spans(runs: Sequence[NamedRun]) -> list[NamedRun]:
@@ -91,7 +93,9 @@ def timeline(item: NamedRun | None, first: int, last: int) -> TimelineView:
     first = max(0, min(first, len(ids) - 1))
     last = max(first, min(last, len(ids) - 1))
     chosen = set(ids[first : last + 1])
-    spans = [span for span in item.run.spans if span.pass_id in chosen and span.track in TRACKS]
+    in_window = [span for span in item.run.spans if span.pass_id in chosen and span.track in TRACKS]
+    spans = [span for span in in_window if span.kind != "evict"]
+    evictions = [span for span in in_window if span.kind == "evict"]
     if not spans:
         return TimelineView(title, empty="These passes have no spans on a track that is known here.")
     begin_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
@@ -105,6 +109,7 @@ def timeline(item: NamedRun | None, first: int, last: int) -> TimelineView:
         title=title,
         tracks=tracks,
         blocks=tuple(blocks),
+        moments=() if is_aggregated else tuple(_moment(span, begin_ns) for span in evictions),
         pass_starts_ms=tuple(
             (place, (starts[ids[place]] - begin_ns) / 1e6) for place in range(first, last + 1) if ids[place] in starts
         ),
@@ -115,7 +120,8 @@ def timeline(item: NamedRun | None, first: int, last: int) -> TimelineView:
         is_aggregated=is_aggregated,
         emulated=item.run.info.emulated,
         sentence=f"Passes {first} to {last} of 0 to {len(ids) - 1}: "
-        + _sentence(spans, tracks, begin_ns, end_ns, is_aggregated),
+        + _sentence(spans, tracks, begin_ns, end_ns, is_aggregated)
+        + (f" {plural(len(evictions), 'eviction')}." if evictions else ""),
     )
 
 
@@ -126,7 +132,7 @@ def concept_of(span: Span) -> str:
 
 def _block(span: Span, begin_ns: int) -> Block:
     start_ms, end_ms = (span.start_ns - begin_ns) / 1e6, (span.end_ns - begin_ns) / 1e6
-    parts = [f"pass {span.pass_id}"]
+    parts = []
     if span.layer >= 0:
         parts.append(f"layer {span.layer}")
     if span.expert >= 0:
@@ -135,8 +141,13 @@ def _block(span: Span, begin_ns: int) -> Block:
         parts.append(f"reason: {span.reason}")
     if span.num_bytes:
         parts.append(format_bytes(span.num_bytes))
-    text = f"{span.kind}, {format_ms(end_ms - start_ms)}\n{', '.join(parts)}"
+    text = f"{span.kind}, {format_ms(end_ms - start_ms)}\n{', '.join(parts) or 'whole pass'}"
     return Block(span.track, concept_of(span), start_ms, end_ms, 0.0, 1.0, text)
+
+
+def _moment(span: Span, begin_ns: int) -> Moment:
+    text = f"eviction: layer {span.layer}, expert {span.expert}, {format_bytes(span.num_bytes)}"
+    return Moment(span.track, (span.start_ns - begin_ns) / 1e6, text)
 
 
 def _binned(spans: Sequence[Span], tracks: Sequence[str], begin_ns: int, end_ns: int) -> list[Block]:

@@ -29,8 +29,8 @@ PHASES = ("all", "prefill", "decode")
 class ComparisonRow:
     """One strategy: what was predicted beside what was measured. None where there is no such run or number.
 
-    `error_ratio` is measured over predicted minus one, the same base as the band: a row is inside its band when
-    the absolute error does not exceed `band_ratio`.
+    `error_ratio` is predicted over measured less one, as everywhere in the project. The band is a share of the
+    predicted TPOT, so being inside it is judged by that.
     """
 
     label: str
@@ -56,9 +56,10 @@ class ComparisonRow:
     @property
     def is_inside_band(self) -> bool | None:
         """Whether the measured TPOT lies in the band around the predicted one; None where that is unknown."""
-        if self.error_ratio is None or self.band_ratio is None:
+        before, after = self.predicted_tpot_ms, self.measured_tpot_ms
+        if before is None or after is None or self.band_ratio is None:
             return None
-        return abs(self.error_ratio) <= self.band_ratio
+        return abs(after - before) <= self.band_ratio * before
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _row(label: str, predicted: NamedRun | None, measured: NamedRun | None) -> C
         predicted_tpot_ms=before,
         measured_tpot_ms=after,
         band_ratio=_known(simulated.info.error_band_ratio) if simulated is not None else None,
-        error_ratio=after / before - 1 if before and after is not None else None,
+        error_ratio=before / after - 1 if after and before is not None else None,
         predicted_hit_rate=_hit_rate(simulated),
         measured_hit_rate=_hit_rate(actual),
         predicted_bytes_per_token=_bytes_per_token(simulated),
@@ -283,7 +284,7 @@ def _sentences(rows: Sequence[ComparisonRow]) -> list[str]:
         judged = [row.is_inside_band for row in rows if row.is_inside_band is not None]
         band = f"; {sum(judged)} of {len(judged)} lie inside the band" if judged else "; no band was validated"
         found.append(
-            f"Measured differs from predicted by {format_percent(sum(errors) / len(errors))} on average, "
+            f"Predicted differs from measured by {format_percent(sum(errors) / len(errors))} on average, "
             f"{format_percent(max(errors))} at most{band}."
         )
     else:

@@ -206,7 +206,7 @@ def _slider(snapshot: Snapshot, name: str | None, query: dict[str, str]) -> tupl
     if item is None:
         return 1, [0, 0], True
     last = max(0, len(pass_ids(item.run)) - 1)
-    first_default, last_default = default_window(item.run, snapshot.trace)
+    first_default, last_default = default_window(item.run)
     first = min(last, _whole_number(query.get("from"), first_default))
     end = min(last, max(first, _whole_number(query.get("to"), last_default)))
     return max(1, last), [first, end], last == 0

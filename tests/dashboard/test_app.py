@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dashboard
-from dashboard.app import PAGES, bind_server, create_app, render_page
+from dashboard.app import PAGES, bind_server, create_app, render_page, serve
 from dashboard.data import Workspace
 from dashboard.pages import overview
 from trace_capture.errors import StudioError
@@ -79,6 +79,17 @@ def test_a_taken_port_is_a_clear_error(folder: Path) -> None:
 def test_an_impossible_address_is_a_clear_error(folder: Path, host: str, port: int) -> None:
     with pytest.raises(StudioError, match="cannot bind"):
         bind_server(folder, host=host, port=port)
+
+
+def test_serve_says_where_to_look_and_stops_on_interrupt(folder: Path) -> None:
+    lines: list[str] = []
+
+    def interrupt(line: str) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    serve(folder, port=0, announce=interrupt)
+    assert lines[0].startswith(f"showing {folder} on http://127.0.0.1:")
 
 
 def test_binding_elsewhere_is_warned_about(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dashboard import timeline_view
+from dashboard import figures, timeline_view
 from dashboard.data import NamedRun
 from dashboard.timeline_view import default_window, pass_ids, runs_with_spans, timeline
 from trace_capture.run import Run, Span
-from trace_capture.trace import Trace
 
 MakeRun = Callable[..., Run]
 
@@ -66,6 +65,23 @@ def test_a_quarter_of_a_million_spans_stay_quick(make_run: MakeRun) -> None:
     assert view.blocks[7].high == pytest.approx(0.5, rel=0.02)
 
 
+def test_evictions_are_moments_beside_the_blocks(make_run: MakeRun) -> None:
+    run = make_run("a")
+    at = next(span for span in run.spans if span.pass_id == 2).start_ns
+    moments = tuple(Span("host", "evict", at + 1000 * i, at + 1000 * i, 2, 1, i, 294_912) for i in range(3))
+    view = timeline(NamedRun("x", Run(run.info, run.token_ns, run.spans + moments)), 2, 2)
+    assert [(moment.track, moment.at_ms) for moment in view.moments] == [
+        ("host", 0.0),
+        ("host", 0.001),
+        ("host", 0.002),
+    ]
+    assert view.moments[1].text == "eviction: layer 1, expert 1, 295 kB"
+    assert view.num_spans == len(view.blocks) == sum(span.pass_id == 2 for span in run.spans)
+    assert view.sentence.endswith(" 3 evictions.")
+    figure = figures.timeline(view)
+    assert [item.mode for item in figure.data if item.name == "eviction"] == ["markers"]
+
+
 def test_reasons_for_an_empty_timeline(make_run: MakeRun) -> None:
     assert "moe-studio demo" in timeline(None, 0, 0).empty
     assert "without spans" in timeline(NamedRun("x", make_run("a", spans=False)), 0, 0).empty
@@ -74,12 +90,11 @@ def test_reasons_for_an_empty_timeline(make_run: MakeRun) -> None:
     assert "known" in timeline(NamedRun("x", odd), 0, 0).empty
 
 
-def test_the_default_window_is_in_decode(make_run: MakeRun, trace: Trace) -> None:
+def test_the_default_window_leaves_the_prefill_out(make_run: MakeRun) -> None:
     run = make_run("a")
     assert pass_ids(run) == list(range(31))
-    assert default_window(run, trace) == (1, 3)
-    assert default_window(run, None) == (1, 3)
-    assert default_window(make_run("a", spans=False), trace) == (0, 0)
+    assert default_window(run) == (1, 3)
+    assert default_window(make_run("a", spans=False)) == (0, 0)
 
 
 def test_measured_runs_come_first(make_run: MakeRun) -> None:

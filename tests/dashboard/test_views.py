@@ -41,8 +41,8 @@ def test_predicted_and_measured_of_one_label_share_a_row(make_run: MakeRun) -> N
     tuned, on_demand = view.rows
     assert tuned.predicted_tpot_ms == fast.metrics.tpot_ms
     assert tuned.measured_tpot_ms == fast_real.metrics.tpot_ms
-    assert tuned.error_ratio == pytest.approx(0.2, abs=1e-4) and tuned.is_inside_band is False
-    assert on_demand.error_ratio == pytest.approx(0.05, abs=1e-4) and on_demand.is_inside_band is True
+    assert tuned.error_ratio == pytest.approx(1 / 1.2 - 1, abs=1e-4) and tuned.is_inside_band is False
+    assert on_demand.error_ratio == pytest.approx(1 / 1.05 - 1, abs=1e-4) and on_demand.is_inside_band is True
     assert tuned.measured_speedup == pytest.approx(slow_real.metrics.tpot_ms / fast_real.metrics.tpot_ms)
     assert tuned.predicted_speedup == pytest.approx(slow.metrics.tpot_ms / fast.metrics.tpot_ms)
     assert on_demand.measured_speedup == 1.0
@@ -165,7 +165,7 @@ def test_summary_cards_of_a_full_and_an_empty_folder(folder: Path) -> None:
     assert best is not None
     assert cards["Fastest strategy"].value == f"{format_ms(best.run.metrics.tpot_ms)} / token"
     assert cards["Fastest strategy"].badge == "emulated link"
-    assert "15.0 % at most over 3 strategies" in cards["Prediction error"].detail
+    assert "13.0 % at most over 3 strategies" in cards["Prediction error"].detail
     assert "6 layers × 16 experts, top-2; 54 tokens in 31 passes" in cards["Model"].detail
     empty = {card.title: card.value for card in summary_cards(Snapshot(Path()))}
     assert empty == {
