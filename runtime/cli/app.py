@@ -103,7 +103,12 @@ def progress_bar(shown: bool = True) -> Iterator[Callable[[str], Callable[[int, 
 
             return report
 
-        yield step
+        try:
+            yield step
+        except BaseException:
+            for task in bar.task_ids:  # the error gets the screen to itself
+                bar.remove_task(task)
+            raise
 
 
 def quiet_threads() -> None:

@@ -1,0 +1,83 @@
+"""Calibration gives a profile that the simulator can use; absolute times are left to the benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.calibrate import calibrate
+from runtime.models import LoadedModel, Sampling
+from runtime.measure import measure
+from runtime.self_check import CHECKS, with_error_band
+from simulator.cost_model import TERMS, CostModel
+from simulator.policies.config import OffloadConfig
+from trace_capture.errors import ModelError
+from trace_capture.hardware import HardwareProfile
+from trace_capture.hooks import discover, model_shape
+
+TEXT = "the night was dark and the road was long and " * 2
+
+
+@pytest.fixture(scope="module")
+def profile(loaded: LoadedModel) -> HardwareProfile:
+    return calibrate(loaded, TEXT, copy_to_compute_ratio=3.0, repeats=1)
+
+
+def test_every_number_is_measured_and_positive(profile: HardwareProfile, loaded: LoadedModel) -> None:
+    measured = profile.measured
+    assert measured is not None
+    assert profile.emulated
+    assert profile.link.h2d_bytes_per_s.kind == "measured"
+    assert measured.tokens[0] == 1
+    assert min(measured.dense_ns + measured.experts_ns + measured.cpu_experts_ns + measured.pass_overhead_ns) > 0
+    assert measured.decide_ns > 0
+    assert measured.samples > 20
+
+
+def test_the_link_is_paced_to_the_asked_ratio_of_copy_to_compute(profile: HardwareProfile, loaded: LoadedModel) -> None:
+    shape = model_shape(loaded.model, discover(loaded.model), Path(loaded.path).name)
+    measured = profile.measured
+    assert measured is not None
+    compute_ns = 4 * (measured.dense_ns[0] + measured.experts_ns[0]) + measured.pass_overhead_ns[0]
+    copy_ns = shape.bytes_per_token / profile.link.h2d_bytes_per_s.value * 1e9
+    assert copy_ns / compute_ns == pytest.approx(3.0, rel=0.15)
+    assert CostModel(profile, shape).is_measured
+
+
+def test_a_profile_survives_its_file(profile: HardwareProfile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.toml")
+    assert HardwareProfile.load(tmp_path / "p.toml") == profile
+
+
+def test_the_error_band_is_the_largest_error_of_the_check(profile: HardwareProfile, loaded: LoadedModel) -> None:
+    checked = with_error_band(loaded, profile, ["the night was dark"], max_new_tokens=8)
+    assert checked.error_band_ratio is not None
+    assert checked.error_band_ratio >= 0
+    assert f"{len(CHECKS)} runs" in checked.error_band_source
+
+
+def test_a_text_too_short_to_calibrate_on_is_refused(loaded: LoadedModel) -> None:
+    with pytest.raises(ModelError, match="at least 4 tokens"):
+        calibrate(loaded, "a")
+
+
+def test_measured_terms_add_up_to_the_time_per_token(loaded: LoadedModel) -> None:
+    run = measure(loaded, [TEXT[:30]], OffloadConfig.for_fraction(0.5), 8, sampling=Sampling(ignore_eos=True))
+    metrics = run.metrics
+    assert set(metrics.tpot_terms_ms) == set(TERMS)
+    assert sum(metrics.tpot_terms_ms.values()) == pytest.approx(metrics.tpot_ms, rel=1e-9)
+    assert metrics.tpot_ms == pytest.approx(run.token_ns.mean() / 1e6, rel=1e-9)
+    assert metrics.decode_tokens == 7
+    assert min(metrics.tpot_terms_ms.values()) >= 0
+
+
+def test_spans_of_a_live_run_never_overlap_on_a_track(loaded: LoadedModel) -> None:
+    run = measure(loaded, [TEXT[:30]], OffloadConfig.for_fraction(0.3, h2d_bytes_per_s=2e7), 8)
+    assert {"link", "device", "host"} <= {span.track for span in run.spans}
+    for track in ("link", "device", "host"):
+        ordered = [span for span in run.spans if span.track == track]
+        for before, after in zip(ordered, ordered[1:], strict=False):
+            assert after.start_ns >= before.end_ns
+    loads = [span for span in run.spans if span.kind == "load"]
+    assert sum(span.num_bytes for span in loads) == run.metrics.bytes_loaded

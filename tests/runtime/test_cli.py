@@ -1,0 +1,144 @@
+"""The command line: mistakes end in one clear line and exit code 2, results are JSON on request."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from runtime.capture import capture
+from runtime.cli import live, machines, show, traces  # noqa: F401 - they register the verbs
+from runtime.cli.app import app
+from runtime.models import LoadedModel
+
+VERBS = sorted(command.name or "" for command in app.registered_commands)
+START = [sys.executable, "-c", "from runtime.cli import main; main()"]
+
+
+def studio(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*START, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=cwd or Path(__file__).parents[2]
+    )
+
+
+@pytest.fixture(scope="module")
+def trace(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "t.parquet"
+    capture(loaded, ["the night was dark"] * 3, out, 8, predict="quasi-hidden")
+    return out
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_every_verb_is_listed_and_has_help_with_an_example() -> None:
+    listing = studio("--help").stdout
+    assert len(VERBS) >= 12
+    for verb in VERBS:
+        assert verb in listing
+        assert f"Example: moe-studio {verb}" in " ".join(studio(verb, "--help").stdout.split())
+
+
+def test_help_needs_no_heavy_import() -> None:
+    code = "import sys; sys.argv = ['moe-studio', 'simulate', '--help']\n"
+    code += "from runtime.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    code += "heavy = {'torch', 'transformers', 'numpy', 'pyarrow', 'plotly', 'dash', 'pulp', 'simpy', 'scipy'}\n"
+    code += "print(sorted(heavy & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_simulate_prints_what_others_rely_on(trace: Path) -> None:
+    result = studio("simulate", trace, "--strategy", "lru", "--scope", "layer", "--budget-ratio", "0.5", "--json")
+    found = json.loads(result.stdout)
+    assert {"hit_rate", "tpot_ms", "tpot_terms_ms", "bytes_loaded", "loads"} <= found.keys()
+    assert sum(found["tpot_terms_ms"].values()) == pytest.approx(found["tpot_ms"])
+    assert found["hit_rate"] == pytest.approx(found["hits"] / found["lookups"])
+
+
+def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.toml"
+    result = studio("tune", trace, "--budget-ratio", "0.5", "--out", tuned, "--json")
+    assert result.returncode == 0, result.stderr
+    promised = json.loads(result.stdout)["held_out"]["tpot_ms"]
+    vectors = trace.with_suffix(".default_vectors.safetensors")
+    arguments = ["--model", model_folder, "--config", tuned, "--prompt", "the night", "--max-new-tokens", "6"]
+    result = studio("run", *arguments, "--vectors", vectors, "--out", tmp_path / "runs", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["predicted_tpot_ms"] == promised
+    assert found["kind"] == "measured"
+    assert len(found["texts"]) == 1
+    record = tmp_path / "runs" / "measured.run.json"
+    assert studio("compare", record, record, "--json").returncode == 0
+    shown = studio("run", *arguments, "--vectors", vectors).stdout
+    assert "predicted" in shown
+    assert "emulated link" in shown
+
+
+def test_truncated_edited_and_foreign_traces(trace: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(trace.read_bytes()[:-200])
+    assert_refused(studio("inspect", cut), "cut.parquet")
+    table = pq.read_table(trace)
+    other = table.replace_schema_metadata(
+        {key: value.replace(b'"schema_version":1', b'"schema_version":9') for key, value in table.schema.metadata.items()}
+    )
+    pq.write_table(other, tmp_path / "version.parquet")
+    assert_refused(studio("simulate", tmp_path / "version.parquet"), "schema version 9")
+    wrong = table.set_column(0, "sequence", table.column("position"))
+    pq.write_table(wrong, tmp_path / "edited.parquet")
+    assert_refused(studio("inspect", tmp_path / "edited.parquet"), "edited.parquet", "row")
+    assert_refused(studio("inspect", tmp_path / "absent.parquet"), "moe-studio capture")
+
+
+def test_unknown_names_offer_the_nearest(trace: Path) -> None:
+    assert_refused(studio("simulate", trace, "--strategy", "lruu"), "did you mean 'lru'")
+    assert_refused(studio("simulate", trace, "--prefetch", "oracle"), "choose one of")
+    assert_refused(studio("simulate", trace, "--hardware", "rtx9999"), "rtx4090-pcie4x16")
+    assert_refused(studio("simulate", trace, "--scope", "galaxy"), "scope")
+
+
+def test_a_budget_below_top_k_names_the_smallest_that_would_do(trace: Path, tmp_path: Path) -> None:
+    assert_refused(studio("simulate", trace, "--budget-mib", "0.01"), "top-2", "at least")
+    out = tmp_path / "tuned.toml"
+    assert_refused(studio("tune", trace, "--budget-mib", "0.01", "--out", out), "at least")
+    assert not out.exists()
+
+
+def test_missing_models_long_prompts_and_damaged_configs(model_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    assert_refused(studio("capture", "--model", tmp_path / "nowhere", "--text", "a", "--out", out), "config.json")
+    long = "dark " * 200
+    arguments = ["--model", model_folder, "--text", long, "--out", out]
+    assert_refused(studio("capture", *arguments), "context of 128")
+    assert_refused(studio("capture", "--model", model_folder, "--out", out), "no prompt given")
+    (tmp_path / "c.toml").write_text("schema_version = 1\n[cache]\npolicy = 'lru'\nbudget_ration = 0.5\n")
+    assert_refused(studio("run", "--model", model_folder, "--text", "a", "--config", tmp_path / "c.toml"), "c.toml")
+    assert list(tmp_path.glob("t.parquet*")) == []
+
+
+def test_an_unwritable_output_folder_is_refused(trace: Path, model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    inside = tmp_path / "file" / "out"
+    assert_refused(studio("simulate", trace, "--out", inside), "cannot write")
+    assert_refused(studio("demo", "--out", inside), "cannot write")
+    arguments = ["--model", model_folder, "--text", "a", "--max-new-tokens", "2"]
+    assert_refused(studio("capture", *arguments, "--out", inside / "t.parquet"), "cannot write")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_doctor_is_content_in_a_clean_environment() -> None:
+    result = studio("doctor", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["name_collisions"] == {}

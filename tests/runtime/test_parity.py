@@ -1,0 +1,106 @@
+"""One decision code: the live engine and the simulator decide alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.capture import capture
+from runtime.measure import measure
+from runtime.models import LoadedModel, Sampling
+from runtime.offloading import offload, unload
+from simulator.policies.config import OffloadConfig, parse_config
+from simulator.policies.core import OffloadCore
+from simulator.replay import simulate
+from trace_capture.hardware import HardwareProfile
+from trace_capture.trace import Trace
+
+PROMPTS = ["the night was dark", "and the road", "was long and the night"]
+SAMPLING = Sampling(temperature=1.0, seed=4)
+TOKENS = 12
+CONFIGS = {
+    "lru": {"cache": {"budget_ratio": 0.5}},
+    "lfu, one pool": {"cache": {"policy": "lfu", "scope": "global", "budget_ratio": 0.4}},
+    "lfu with ageing": {"cache": {"policy": "lfu-ageing", "budget_ratio": 0.3}},
+    "random": {"cache": {"policy": "random", "budget_ratio": 0.5}},
+    "no cache, quasi-hidden": {
+        "cache": {"policy": "none", "budget_ratio": 0.5},
+        "prefetch": {"source": "quasi-hidden"},
+    },
+    "lru, quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden", "max_experts": 1}},
+    "lru, previous token": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "previous-token"}},
+}
+
+
+@pytest.fixture(scope="module")
+def captured(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
+    out = tmp_path_factory.mktemp("parity") / "t.parquet"
+    trace = capture(loaded, PROMPTS, out, TOKENS, sampling=SAMPLING, predict="quasi-hidden")
+    return trace, out.with_suffix(".default_vectors.safetensors")
+
+
+def live_log(loaded: LoadedModel, config: OffloadConfig, vectors: Path) -> list[tuple[Any, ...]]:
+    """Calls and plans of a live run over the captured prompts with the captured tokens."""
+    log: list[tuple[Any, ...]] = []
+    offload(loaded.model, config, default_vectors=vectors, log=log)
+    try:
+        for number, prompt in enumerate(PROMPTS):
+            loaded.generate(loaded.encode(prompt, TOKENS), TOKENS, SAMPLING, number)
+    finally:
+        unload(loaded.model)
+    return log
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_a_race_every_call_and_plan_is_the_same(
+    loaded: LoadedModel, captured: tuple[Trace, Path], name: str
+) -> None:
+    trace, vectors = captured
+    device = {"serial": True, "h2d_bytes_per_s": 1e9, "latency_ns": 0}
+    config = parse_config(CONFIGS[name] | {"device": device})
+    live = live_log(loaded, config, vectors)
+    simulated: list[tuple[Any, ...]] = []
+    simulate(trace, HardwareProfile.load(Path("rtx4090-pcie4x16")), config, log=simulated)
+    for place, (left, right) in enumerate(zip(live, simulated, strict=False)):
+        assert left == right, f"entry {place} differs"
+    assert len(live) == len(simulated)
+    assert any(entry[0] == "wave" and entry[1].loads for entry in live)
+
+
+@pytest.mark.parametrize("name", ["lru, quasi-hidden", "no cache, quasi-hidden"])
+def test_a_live_run_with_races_replays_offline_decision_by_decision(
+    loaded: LoadedModel, captured: tuple[Trace, Path], name: str
+) -> None:
+    trace, vectors = captured
+    config = parse_config(CONFIGS[name] | {"device": {"h2d_bytes_per_s": 3e7, "latency_ns": 10_000}})
+    live = live_log(loaded, config, vectors)
+    again: list[tuple[Any, ...]] = []
+    core = OffloadCore.from_config(config, trace.shape, again)
+    calls = {"wave": "next_wave"}
+    for entry in live:
+        if entry[0] == "prefetch":
+            continue  # the answer to plan_prefetch
+        getattr(core, calls.get(entry[0], entry[0]))(*(() if entry[0] == "wave" else entry[1:]))
+    assert again == live
+
+
+def test_hits_loads_and_bytes_of_on_demand_loading_are_predicted_exactly(
+    loaded: LoadedModel, captured: tuple[Trace, Path]
+) -> None:
+    trace, vectors = captured
+    config = parse_config({"cache": {"budget_ratio": 0.4}, "device": {"h2d_bytes_per_s": 1e8, "latency_ns": 5_000}})
+    predicted = simulate(trace, HardwareProfile.load(Path("rtx4090-pcie4x16")), config).metrics
+    measured = measure(loaded, PROMPTS, config, TOKENS, sampling=SAMPLING, vectors_path=vectors).metrics
+    for name in ("lookups", "hits", "loads", "evictions", "bytes_loaded", "prefill_tokens", "decode_tokens"):
+        assert getattr(predicted, name) == getattr(measured, name), name
+
+
+def test_next_wave_ends_a_layer_in_the_log_of_calls(loaded: LoadedModel, captured: tuple[Trace, Path]) -> None:
+    """The log holds calls and answers in the order of the protocol."""
+    log = live_log(loaded, parse_config(CONFIGS["lru"]), captured[1])
+    names = [entry[0] for entry in log]
+    assert names[0] == "begin_pass"
+    assert names.count("layer_routed") == names.count("layer_done")
+    assert names.index("wave") < names.index("plan_prefetch") < names.index("wave_done")
