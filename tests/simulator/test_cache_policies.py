@@ -83,8 +83,11 @@ def test_lean_belady_equals_the_policy_in_the_core(scope: str, sizes: tuple[int,
     of a prefill included."""
     for seed in range(4):
         trace = mixed_trace(make_shape(expert_bytes=sizes), seed=seed)
-        for slots in (3, 5, 8, 16):
-            config = make_config(scope=scope, budget_bytes=max(slots * sum(sizes), 3 * max(sizes)))
+        budgets = [slots * sum(sizes) for slots in (3, 5, 8, 16)]
+        if scope == "global":
+            budgets += [3 * max(sizes) + more for more in (0, 400, 900, 2000)]
+        for budget in budgets:
+            config = make_config(scope=scope, budget_bytes=budget)
             assert belady_hit_rates(trace, config) == _slow_belady(trace, config)
 
 

@@ -65,6 +65,26 @@ def test_equal_copies_give_the_exact_optimum() -> None:
         assert split.saved_ms == pytest.approx(best_by_trying_all(hits, copy_ns, shape, budget))
 
 
+def test_large_split_equals_dynamic_programming_to_half_a_copy() -> None:
+    """A million hits: the solver's own relative gap of 1e-4 would leave fifty copies on the table."""
+    source = random.Random(1)
+    layers, experts = 24, 48
+    shape = make_shape(layers=layers, experts=experts, top_k=4)
+    for _ in range(4):
+        steps = np.array([[0] + [source.randint(0, 3000) for _ in range(experts)] for _ in range(layers)])
+        hits = np.cumsum(steps, axis=1)
+        best = np.zeros(1)
+        for layer in range(layers):  # best[s]: most hits with s slots above top-k in the layers so far
+            gains = hits[layer, 4:].astype(float)
+            merged = np.zeros(len(best) + len(gains) - 1)
+            for spare, gain in enumerate(gains):
+                merged[spare : spare + len(best)] = np.maximum(merged[spare : spare + len(best)], best + gain)
+            best = np.maximum.accumulate(merged)
+        budget_slots = 300
+        split = split_slots(hits, [1_000_000] * layers, shape, budget_slots * 1000)
+        assert split.saved_ms == pytest.approx(best[budget_slots - 4 * layers], abs=0.5)
+
+
 def test_slots_go_where_they_save_copying() -> None:
     """Layer 0 gains from every slot, layer 1 from none: all that is spare goes to layer 0."""
     shape = make_shape(layers=2, experts=8, top_k=2)
@@ -122,3 +142,10 @@ def test_unknown_solver_names_the_known_ones() -> None:
     hits, copy_ns, shape, budget = random_case(7)
     with pytest.raises(ConfigError, match="unknown solver 'highs'.*HiGHS"):
         split_slots(hits, copy_ns, shape, budget, solver="highs")
+
+
+def test_highs_is_asked_for_an_absolute_gap_alone_and_one_thread() -> None:
+    import pulp
+
+    engine = slot_split.SOLVERS["HiGHS"](pulp, 0.25, 3.0)
+    assert (engine.gapAbs, engine.gapRel, engine.threads, engine.timeLimit) == (0.25, 0.0, 1, 3.0)

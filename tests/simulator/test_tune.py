@@ -103,8 +103,9 @@ def test_provenance_carries_the_promise_and_its_inputs(tmp_path: Any) -> None:
 
 def test_result_is_deterministic_and_progress_counts_up() -> None:
     steps: list[tuple[int, int]] = []
-    first = tune(skewed_trace(), SLOW_LINK, budget_bytes=24_000, progress=lambda done, total: steps.append((done, total)))
-    second = tune(skewed_trace(), SLOW_LINK, budget_bytes=24_000)
+    trace = skewed_trace()
+    first = tune(trace, SLOW_LINK, budget_bytes=24_000, progress=lambda *step: steps.append(step))
+    second = tune(trace, SLOW_LINK, budget_bytes=24_000)
     assert first.config == second.config and first.candidates == second.candidates
     total = len(first.candidates) + 3
     assert steps == [(done, total) for done in range(1, total + 1)]
@@ -118,12 +119,13 @@ def test_traces_without_predictions_get_no_predicted_candidates() -> None:
 
 
 def test_winner_that_fails_on_held_out_tokens_gives_way_to_plain_lru() -> None:
-    """Training loves layer 0's four experts and never changes layer 1's; held out it is the other way round."""
+    """Training cycles through layer 0's experts and never changes layer 1's; held out it is the other way round.
+    A split that had seen the held-out part would be (4, 4)."""
     shape = make_shape(layers=2, experts=8, top_k=1)
     hot = [[[step % 5], [0]] for step in range(40)]
-    cold = [[[0], [step % 4]] for step in range(40)]
+    cold = [[[0], [step % 4]] for step in range(80)]
     passes = [(Phase.DECODE, [token]) for token in [*hot, *cold]]
-    trace = trace_of(shape, passes, [0] * 40 + [1] * 40)
+    trace = trace_of(shape, passes, [0] * 40 + [1] * 80)
     result = tune(trace, SLOW_LINK, budget_bytes=8000)
     assert result.candidates[0].config.cache.slots_per_layer == result.split.slots == (5, 1)
     assert result.config.cache == make_config(slots_per_layer=[4, 4]).cache
