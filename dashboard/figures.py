@@ -47,38 +47,11 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
     if not rows:
         return empty_figure(view.empty or "No run here has decode tokens, so there is no time per token.", dark=dark)
     labels = [_wrapped(row.label) for row in rows]
-    ink = INK_ON_DARK if dark else INK_ON_LIGHT
     figure = _bars(height=140 + 56 * len(rows), dark=dark)
     figure.update_layout(barmode="group")
-    figure.add_trace(
-        go.Bar(
-            name="predicted",
-            orientation="h",
-            y=labels,
-            x=[row.predicted_tpot_ms for row in rows],
-            error_x={
-                "type": "data",
-                "array": [_band_ms(row) for row in rows],
-                "color": ink,
-                "thickness": 2,
-                "width": 6,
-            },
-            marker_color=colour_of("predicted"),
-            customdata=[_band_text(row) for row in rows],
-            hovertemplate="%{y}<br>predicted %{x:.4g} ms %{customdata}<extra></extra>",
-        )
-    )
-    figure.add_trace(
-        go.Bar(
-            name="measured",
-            orientation="h",
-            y=labels,
-            x=[row.measured_tpot_ms for row in rows],
-            marker_color=colour_of("measured"),
-            customdata=[format_percent(row.error_ratio, signed=True) for row in rows],
-            hovertemplate="%{y}<br>measured %{x:.4g} ms<br>prediction off by %{customdata}<extra></extra>",
-        )
-    )
+    figure.add_trace(_predicted_bars(rows, labels, dark))
+    if any(row.measured_tpot_ms is not None for row in rows):
+        figure.add_trace(_measured_bars(rows, labels))
     if any(row.bound_ms is not None for row in rows):
         figure.add_trace(_bound_ticks(rows, labels))
     figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated, dark), rangemode="tozero")
@@ -119,7 +92,7 @@ def load_heat_map(view: LoadView, *, dark: bool = False) -> go.Figure:
             colorscale=SEQUENTIAL,
             zmin=0,
             xgap=1 if experts <= 64 else 0,
-            ygap=1 if layers <= 64 else 0,
+            ygap=1 if layers <= 32 else 0,
             colorbar={
                 "title": {"text": "tokens (%)", "side": "right", "font": {"size": 13}},
                 "thickness": 12,
@@ -127,7 +100,7 @@ def load_heat_map(view: LoadView, *, dark: bool = False) -> go.Figure:
             },
             hovertemplate="layer %{y}, expert %{x}<br>%{z:.2f} % of tokens<extra></extra>",
         ),
-        layout={"template": template(dark), "height": min(720, max(240, 90 + 26 * layers)), "margin": {"t": 12}},
+        layout={"template": template(dark), "height": min(560, max(240, 90 + 26 * layers)), "margin": {"t": 12}},
     )
     figure.update_xaxes(title_text="expert", showgrid=False)
     figure.update_yaxes(title_text="decoder layer", type="category", autorange="reversed", showgrid=False)
@@ -254,6 +227,35 @@ def _time_title(title: str, emulated: bool, dark: bool) -> str:
     """The title of a time axis. It carries the label of an emulated link, so that no crop or export loses it."""
     colour = WARNING_ON_DARK if dark else WARNING_ON_LIGHT
     return f'{title}<br><span style="color:{colour}">{EMULATED}</span>' if emulated else title
+
+
+def _predicted_bars(rows: Sequence[ComparisonRow], labels: Sequence[str], dark: bool) -> go.Bar:
+    bars = go.Bar(
+        name="predicted",
+        orientation="h",
+        y=list(labels),
+        x=[row.predicted_tpot_ms for row in rows],
+        marker_color=colour_of("predicted"),
+        customdata=[_band_text(row) for row in rows],
+        hovertemplate="%{y}<br>predicted %{x:.4g} ms %{customdata}<extra></extra>",
+    )
+    half_widths = [_band_ms(row) for row in rows]
+    if any(half is not None for half in half_widths):
+        ink = INK_ON_DARK if dark else INK_ON_LIGHT
+        bars.error_x = {"type": "data", "array": half_widths, "color": ink, "thickness": 2, "width": 6}
+    return bars
+
+
+def _measured_bars(rows: Sequence[ComparisonRow], labels: Sequence[str]) -> go.Bar:
+    return go.Bar(
+        name="measured",
+        orientation="h",
+        y=list(labels),
+        x=[row.measured_tpot_ms for row in rows],
+        marker_color=colour_of("measured"),
+        customdata=[format_percent(row.error_ratio, signed=True) for row in rows],
+        hovertemplate="%{y}<br>measured %{x:.4g} ms<br>prediction off by %{customdata}<extra></extra>",
+    )
 
 
 def _bound_ticks(rows: Sequence[ComparisonRow], labels: Sequence[str]) -> go.Scatter:

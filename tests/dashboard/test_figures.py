@@ -48,6 +48,13 @@ def test_without_emulation_there_is_no_label(make_run: MakeRun) -> None:
         assert "emulated" not in figure.to_json()
 
 
+def test_what_no_run_says_is_not_drawn(make_run: MakeRun) -> None:
+    runs = [NamedRun("x", make_run("a", band=None))]
+    figure = figures.predicted_against_measured(views.compare(runs))
+    assert [item.name for item in figure.data] == ["predicted", "lower bound"]
+    assert figure.data[0].error_x.array is None
+
+
 def test_terms_are_stacked_in_the_order_of_the_comparison(folder: Path) -> None:
     view = views.tpot_terms(Workspace(folder).read().runs)
     figure = figures.tpot_terms(view)
