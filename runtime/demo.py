@@ -162,6 +162,7 @@ def _run_strategies(
             sampling=sampling,
             first_sequence=first,
             hardware=hardware,
+            trace_digest=held_out.digest,
             progress=step(f"run: {config.title}"),
         )
         result.append(Comparison(predicted, measured))

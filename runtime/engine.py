@@ -17,6 +17,7 @@ from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
 from runtime.link import CopyJob, ThreadedLink
 from runtime.slots import SlotPool
 from runtime.store import ExpertStore
+from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import Load, OffloadCore, Wave
@@ -35,6 +36,10 @@ class LayerTimes(NamedTuple):
     landed_ns: int
     done_ns: int
     num_loads: int
+    evicted: tuple[Key, ...]
+    """Experts that made room for this layer's loads and prefetches."""
+    dropped: tuple[Key, ...]
+    """Experts that the cache policy let go when the layer had run."""
 
 
 class PassRecord:
@@ -98,6 +103,7 @@ class Engine:
             for site, pool in zip(sites, self._pool_of_layer, strict=True)
         ]
         self._announced: PassRecord | None = None
+        self._evicted: list[Key] = []
 
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
@@ -138,11 +144,12 @@ class Engine:
             core.wave_done()
         if output is None:
             output = (waves or WaveSum(hidden, top_k_index, top_k_weights)).total()
-        for key in core.layer_done():
+        dropped = core.layer_done()
+        for key in dropped:
             self._pool_of_layer[key[0]].release(key)
-        done_ns = perf_counter_ns()
-        times = LayerTimes(entered_ns, decided_ns, predicted_ns, submitted_ns, landed_ns, done_ns, num_loads)
-        self.passes[-1].layers.append(times)
+        evicted, self._evicted = tuple(self._evicted), []
+        moments = (entered_ns, decided_ns, predicted_ns, submitted_ns, landed_ns, perf_counter_ns())
+        self.passes[-1].layers.append(LayerTimes(*moments, num_loads, evicted, dropped))
         return output
 
     def close(self) -> None:
@@ -199,6 +206,7 @@ class Engine:
         for load in loads:
             for key in load.evicts:
                 self._pool_of_layer[key[0]].release(key)
+                self._evicted.append(key)
             pool = self._pool_of_layer[load.key[0]]
             slot = pool.take(load.key)
             bank, expert = self.store.banks[load.key[0]], load.key[1]

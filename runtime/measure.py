@@ -10,7 +10,7 @@ from time import perf_counter_ns
 import numpy as np
 from torch import Tensor
 
-from runtime.engine import Engine, PassRecord
+from runtime.engine import Engine, LayerTimes, PassRecord
 from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offloaded
 from simulator.machine import PassTimes
@@ -33,6 +33,7 @@ def measure(
     sampling: Sampling = GREEDY,
     first_sequence: int = 0,
     hardware: HardwareProfile | None = None,
+    trace_digest: str = "",
     vectors_path: Path | None = None,
     record_spans: bool = True,
     progress: Progress | None = None,
@@ -46,6 +47,7 @@ def measure(
         first_sequence: number of the first prompt, which shifts its seed: with the numbers and seed of a capture the
             run makes the very tokens of that trace.
         hardware: profile to name in the record.
+        trace_digest: of the trace whose tokens this run makes again, if it does.
         vectors_path: default vectors for prefetch by the quasi-hidden state.
         record_spans: keep the timeline.
         progress: called with (prompts done, prompts in all).
@@ -82,6 +84,7 @@ def measure(
         model=shape_name,
         hardware=hardware.name if hardware else "this machine",
         hardware_digest=hardware.digest if hardware else "",
+        trace_digest=trace_digest,
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("torch", "transformers"),
         metrics=metrics,
@@ -159,12 +162,29 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
                 if end_ns > start_ns and not (kind == "stall" and times.num_loads == 0 and end_ns - start_ns < 5_000):
                     spans.append(Span(track, kind, start_ns - zero, end_ns - zero, pass_id, layer))
             previous_ns = times.done_ns
+            spans += _evictions(engine, pass_id, times, zero)
         end_ns = record.began_ns + passes[pass_id].total_ns
         spans.append(Span("host", "overhead", previous_ns - zero, end_ns - zero, pass_id, -1))
-    begins = [record.began_ns for record in records]
+    return tuple(sorted(spans + _copies(engine, zero), key=lambda span: (span.start_ns, span.track)))
+
+
+def _evictions(engine: Engine, pass_id: int, times: LayerTimes, zero: int) -> list[Span]:
+    """Moments at which experts left: where the work that decided it began, or when their layer had run."""
+    moments = [(times.entered_ns, key) for key in times.evicted] + [(times.done_ns, key) for key in times.dropped]
+    sizes = engine.shape.expert_bytes
+    return [
+        Span("host", "evict", at_ns - zero, at_ns - zero, pass_id, layer, expert, sizes[layer])
+        for at_ns, (layer, expert) in moments
+    ]
+
+
+def _copies(engine: Engine, zero: int) -> list[Span]:
+    """The link's track."""
+    begins = [record.began_ns for record in engine.passes]
+    spans = []
     for copy in engine.link.spans or ():
         pass_id = max(0, int(np.searchsorted(begins, copy.start_ns, side="right")) - 1)
         layer, expert = copy.key
         span = Span("link", "load", copy.start_ns - zero, copy.end_ns - zero, pass_id, layer, expert, copy.num_bytes)
         spans.append(span._replace(reason=copy.reason))
-    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.track)))
+    return spans

@@ -45,10 +45,10 @@ def with_error_band(
         config = parse_config({"cache": {"policy": policy, "budget_ratio": ratio}, "device": device.model_dump()})
         predicted = simulate(trace, profile, config, bounds=False)
         measured = measure(loaded, prompts, config, max_new_tokens, sampling=sampling, record_spans=False)
-        errors.append(abs(predicted.metrics.tpot_ms / measured.metrics.tpot_ms - 1))
+        errors.append(abs(measured.metrics.tpot_ms / predicted.metrics.tpot_ms - 1))
         if progress is not None:
             progress(done, len(CHECKS))
     source = (
-        f"largest |predicted / measured - 1| of TPOT over {len(errors)} runs of {trace.shape.name} after calibration"
+        f"largest |measured / predicted - 1| of TPOT over {len(errors)} runs of {trace.shape.name} after calibration"
     )
     return profile.model_copy(update={"error_band_ratio": round(max(errors), 4), "error_band_source": source})

@@ -120,8 +120,8 @@ def demo_rows(result: DemoResult) -> list[dict[str, Any]]:
             "error_band_ratio": comparison.predicted.info.error_band_ratio,
             "measured_tpot_ms": comparison.measured.metrics.tpot_ms,
             "error_ratio": comparison.error_ratio,
-            "hit_rate": comparison.measured.metrics.hit_rate,
-            "predicted_hit_rate": comparison.predicted.metrics.hit_rate,
+            "decode_hit_rate": comparison.measured.metrics.decode_hit_rate,
+            "predicted_decode_hit_rate": comparison.predicted.metrics.decode_hit_rate,
             "bytes_per_token": comparison.measured.metrics.bytes_per_token,
             "speed_up": slowest / comparison.measured.metrics.tpot_ms,
         }
@@ -145,7 +145,7 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title="held-out prompts, predicted by the simulator and measured on the live engine (emulated link)")
-    for title in ("strategy", "predicted TPOT", "measured TPOT", "error", "hit rate", "MB/token", "speed-up"):
+    for title in ("strategy", "predicted TPOT", "measured TPOT", "error", "hit rate, decode", "MB/token", "speed-up"):
         table.add_column(title, justify="left" if title == "strategy" else "right")
     for row in rows:
         band = row["error_band_ratio"]
@@ -154,7 +154,7 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
             f"{row['predicted_tpot_ms']:.2f} ms" + ("" if band is None else f" +- {100 * band:.0f} %"),
             f"{row['measured_tpot_ms']:.2f} ms",
             f"{100 * row['error_ratio']:+.1f} %",
-            f"{100 * row['hit_rate']:.1f} %",
+            f"{100 * row['decode_hit_rate']:.1f} %",
             f"{row['bytes_per_token'] / 1e6:.3f}",
             f"{row['speed_up']:.2f}x",
         )

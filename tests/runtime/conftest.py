@@ -89,7 +89,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         ["the night was dark and the road was long"],
-        trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=vocabulary, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=vocabulary, show_progress=False
+        ),
     )
     model = build("qwen3_moe", vocab_size=300, eos_token_id=0, max_position_embeddings=128)
     with quiet_transformers():

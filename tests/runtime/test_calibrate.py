@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtime.calibrate import calibrate
-from runtime.models import LoadedModel, Sampling
 from runtime.measure import measure
+from runtime.models import LoadedModel, Sampling
 from runtime.self_check import CHECKS, with_error_band
 from simulator.cost_model import TERMS, CostModel
 from simulator.policies.config import OffloadConfig
@@ -76,8 +76,9 @@ def test_spans_of_a_live_run_never_overlap_on_a_track(loaded: LoadedModel) -> No
     run = measure(loaded, [TEXT[:30]], OffloadConfig.for_fraction(0.3, h2d_bytes_per_s=2e7), 8)
     assert {"link", "device", "host"} <= {span.track for span in run.spans}
     for track in ("link", "device", "host"):
-        ordered = [span for span in run.spans if span.track == track]
+        ordered = [span for span in run.spans if span.track == track and span.kind != "evict"]
         for before, after in zip(ordered, ordered[1:], strict=False):
             assert after.start_ns >= before.end_ns
+    assert sum(span.kind == "evict" for span in run.spans) == run.metrics.evictions
     loads = [span for span in run.spans if span.kind == "load"]
     assert sum(span.num_bytes for span in loads) == run.metrics.bytes_loaded

@@ -66,7 +66,12 @@ def test_predictions_stand_beside_the_truth_and_vectors_beside_the_trace(loaded:
     predicted = trace.predictions("quasi-hidden")
     assert (predicted[:, 0] == NO_EXPERT).all(), "the first layer has nothing to be predicted from"
     assert (predicted[:, 1:] != NO_EXPERT).all()
-    recall = [(set(p) & set(t)) != set() for p, t in zip(predicted[:, 1:].reshape(-1, 2).tolist(), trace.experts[:, 1:].reshape(-1, 2).tolist(), strict=True)]
+    recall = [
+        (set(p) & set(t)) != set()
+        for p, t in zip(
+            predicted[:, 1:].reshape(-1, 2).tolist(), trace.experts[:, 1:].reshape(-1, 2).tolist(), strict=True
+        )
+    ]
     assert np.mean(recall) > 0.6, "chance would be 0.46"
     assert vectors_beside(tmp_path / "t.parquet").is_file()
 

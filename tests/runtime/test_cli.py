@@ -21,7 +21,11 @@ START = [sys.executable, "-c", "from runtime.cli import main; main()"]
 
 def studio(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*START, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=cwd or Path(__file__).parents[2]
+        [*START, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd or Path(__file__).parents[2],
     )
 
 
@@ -92,7 +96,10 @@ def test_truncated_edited_and_foreign_traces(trace: Path, tmp_path: Path) -> Non
     assert_refused(studio("inspect", cut), "cut.parquet")
     table = pq.read_table(trace)
     other = table.replace_schema_metadata(
-        {key: value.replace(b'"schema_version":1', b'"schema_version":9') for key, value in table.schema.metadata.items()}
+        {
+            key: value.replace(b'"schema_version":1', b'"schema_version":9')
+            for key, value in table.schema.metadata.items()
+        }
     )
     pq.write_table(other, tmp_path / "version.parquet")
     assert_refused(studio("simulate", tmp_path / "version.parquet"), "schema version 9")

@@ -1,4 +1,4 @@
-"""Sites, shapes and the quasi-hidden state: checks that hold by construction when routers and norms were found right."""
+"""Sites, shapes and the quasi-hidden state: checks that hold by construction where routers and norms are right."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ def run_with_residuals(model: torch.nn.Module, vectors: torch.Tensor):
     handles = []
     for site in sites:
         source = site.norm or site.router
-        handles.append(source.register_forward_pre_hook(lambda _, args, i=site.index: residuals.__setitem__(i, args[0])))
-        handles.append(site.router.register_forward_hook(lambda _, __, out, i=site.index: routed.__setitem__(i, out[1:])))
+        handles.append(
+            source.register_forward_pre_hook(lambda _, args, i=site.index: residuals.__setitem__(i, args[0]))
+        )
+        handles.append(
+            site.router.register_forward_hook(lambda _, __, out, i=site.index: routed.__setitem__(i, out[1:]))
+        )
         handles.append(site.experts.register_forward_hook(lambda _, __, out, i=site.index: outputs.__setitem__(i, out)))
     with torch.no_grad():
         model(PROMPT)
@@ -102,7 +106,9 @@ def test_the_predictor_adds_gate_weighted_default_vectors(tiny) -> None:
         model(PROMPT)
         weights, ids = routed[0][0], routed[0][1]
         found = predictor.predict(0, ids, weights)
-        default = torch.stack([sum(w * vectors[0, e] for w, e in zip(ws, es, strict=True)) for ws, es in zip(weights, ids, strict=True)])
+        default = torch.stack(
+            [sum(w * vectors[0, e] for w, e in zip(ws, es, strict=True)) for ws, es in zip(weights, ids, strict=True)]
+        )
         expected, _ = sites[1].route(residuals[0].reshape(-1, 64) + default)
     for handle in handles:
         handle.remove()

@@ -17,7 +17,10 @@ SETTINGS = {
     "a quarter per layer": {"cache": {"budget_ratio": 0.3}},
     "half in one pool": {"cache": {"budget_ratio": 0.5, "scope": "global"}},
     "no cache": {"cache": {"budget_ratio": 0.5, "policy": "none"}},
-    "lfu with previous token": {"cache": {"budget_ratio": 0.5, "policy": "lfu"}, "prefetch": {"source": "previous-token"}},
+    "lfu with previous token": {
+        "cache": {"budget_ratio": 0.5, "policy": "lfu"},
+        "prefetch": {"source": "previous-token"},
+    },
     "quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden"}},
 }
 PROMPT = torch.arange(3, 27)[None]
@@ -129,7 +132,11 @@ def test_assisted_generation_on_an_offloaded_model_gives_the_same_tokens(tiny) -
     try:
         with torch.no_grad():
             found = model.generate(
-                PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=16, do_sample=False, prompt_lookup_num_tokens=3
+                PROMPT,
+                attention_mask=torch.ones_like(PROMPT),
+                max_new_tokens=16,
+                do_sample=False,
+                prompt_lookup_num_tokens=3,
             )
     finally:
         unload(model)

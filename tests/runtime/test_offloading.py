@@ -44,7 +44,13 @@ def test_the_default_fraction_runs_without_further_settings(tiny) -> None:
 
 
 def test_a_model_without_fused_experts_is_refused() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
     dense = AutoModelForCausalLM.from_config(LlamaConfig(**sizes))
     with pytest.raises(ModelError, match="no experts module"):
         offload(dense, OffloadConfig.for_fraction(0.5))
