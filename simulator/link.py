@@ -27,8 +27,8 @@ class Landing(simpy.Event):  # type: ignore[misc]  # mypy does not follow into s
     """The end of a copy. Comes before everything else of the same nanosecond: what ends at t has landed at t."""
 
     def __init__(self, env: simpy.Environment, delay_ns: int, callback: Callable[[simpy.Event], None]) -> None:
-        super().__init__(env)
-        self.callbacks.append(callback)
+        self.env = env  # as in simpy's Timeout, without the call of the base class: this runs once per copy
+        self.callbacks = [callback]
         self._ok = True
         self._value = None
         env.schedule(self, URGENT, delay_ns)

@@ -272,9 +272,8 @@ class OffloadCore:
         """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
         resident = self._resident[layer]
         loads: list[Load] = []
-        for expert in self._remaining:
-            if expert in resident:
-                continue
+        missing = [expert for expert in self._remaining if expert not in resident]
+        for expert in missing:
             key = (layer, expert)
             evicts = self._make_room(key, self._can_leave)
             if evicts is None:
@@ -347,7 +346,9 @@ class OffloadCore:
         layer, expert = key
         partition = self._partition_of_layer[layer]
         del self._resident[layer][expert]
-        self._pending.pop(key, None)
-        self._reason.pop(key, None)
+        if self._pending:
+            self._pending.pop(key, None)
+        if self._reason:
+            self._reason.pop(key, None)
         self._free_bytes[partition] += self._expert_bytes[layer]
         self._cache[partition].removed(key)
