@@ -33,13 +33,17 @@ repetition penalty. Its experts are a few dozen kilobytes, so its transfer times
 expert sizes from a real model's shape. It has read English only, and was not filtered or aligned for any use with
 people.
 """
-_LICENCES = """## Licences
-
-The weights are the project's own, under the project's licence. The novels and the Jargon File are in the public domain.
-The documentation and library sources of Python are used under the PSF License Version 2:
-Copyright (c) 2001 Python Software Foundation; All Rights Reserved. Full text: https://docs.python.org/3/license.html.
-No text is contained in this folder beyond the tokenizer's vocabulary of word pieces.
-"""
+_HELD_OUT = {
+    "novels": "the last 4 % of each novel",
+    "jargon": "the last 4 % of the Jargon File",
+    "docs": "one in 25 documentation pages",
+    "code": f"the library modules {', '.join(sorted(HELD_OUT_MODULES))}",
+}
+_PUBLIC_DOMAIN = frozenset({"novels", "jargon"})
+_PSF_NOTICE = (
+    "used under the PSF License Version 2: Copyright (c) 2001 Python Software Foundation; All Rights Reserved. "
+    "Full text: https://docs.python.org/3/license.html."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def render_model_card(facts: Facts, digests: Mapping[str, str]) -> str:
         _text_section(facts),
         _recipe_section(facts),
         _USES,
-        _LICENCES,
+        _licence_section(facts.sources),
         _again_section(facts),
         "## Files\n\n" + "".join(f"- `{name}` {digest}\n" for name, digest in digests.items()),
     )
@@ -111,12 +115,11 @@ def _text_section(facts: Facts) -> str:
             f"| {domain}: {_DOMAIN_TITLES[domain]} | {source.name} | {source.version} | {source.licence} "
             f"| {facts.train_tokens[domain]:,} | {facts.held_out_losses[domain]:.3f} |"
         )
+    held_out = "; ".join(_HELD_OUT[source.domain] for source in facts.sources)
     mean = sum(facts.held_out_losses.values()) / len(facts.held_out_losses)
     lines.append(
-        f"\nMean over domains {mean:.3f}. Held out: the last 4 % of each novel and of the Jargon File, one in 25 "
-        f"documentation pages, and the library modules {', '.join(sorted(HELD_OUT_MODULES))}. Each loss is the mean "
-        "over up to 64 evenly spread windows of 256 tokens.\n\nDigests of the text (package file, or all sources "
-        "joined):\n"
+        f"\nMean over domains {mean:.3f}. Held out: {held_out}. Each loss is the mean over up to 64 evenly spread "
+        "windows of 256 tokens.\n\nDigests of the text (package file, or all sources joined):\n"
     )
     lines += [f"- {source.domain}: {source.digest}" for source in facts.sources]
     return "\n".join(lines) + "\n"
@@ -145,6 +148,19 @@ def _recipe_section(facts: Facts) -> str:
         f"{training.late_balance_weight}; router z-loss weight {training.router_z_weight}.{teacher}",
     )
     return "## Recipe\n\n" + "\n".join(sentences) + "\n"
+
+
+def _licence_section(sources: tuple[Source, ...]) -> str:
+    """Whose text was read, with the notice that its licence asks for."""
+    free = [_DOMAIN_TITLES[source.domain] for source in sources if source.domain in _PUBLIC_DOMAIN]
+    licensed = [_DOMAIN_TITLES[source.domain] for source in sources if source.domain not in _PUBLIC_DOMAIN]
+    lines = ["## Licences\n", "The weights are the project's own, under the project's licence."]
+    if free:
+        lines.append(f"In the public domain: {', '.join(free)}.")
+    if licensed:
+        lines.append(f"{', '.join(licensed)}: {_PSF_NOTICE}")
+    lines.append("This folder contains no text beyond the tokenizer's vocabulary of word pieces.")
+    return "\n".join(lines) + "\n"
 
 
 def _again_section(facts: Facts) -> str:
