@@ -126,7 +126,8 @@ class Machine:
         core, link = self._core, self._link
         if link.ends_ns <= self._now:
             yield self._meet()
-        self._drain()
+        for key in link.drain():
+            core.landed(key)
         for key in core.layer_routed(layer, experts):
             if link.cancel(key):
                 core.cancelled(key)
@@ -142,7 +143,9 @@ class Machine:
                 experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
                 self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
-        self._record_evictions(core.layer_done(), self._now, item)
+        dropped = core.layer_done()
+        if dropped:
+            self._record_evictions(dropped, self._now, item)
 
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> Process:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""

@@ -163,7 +163,7 @@ class OffloadCore:
         active = self._active = {(layer, expert) for expert in experts}
         self._foreseen.clear()
         self.prefetch.observe(layer, experts)
-        self._count_lookups(active)
+        self._count_lookups(layer, experts)
         if not self._pending:
             return ()
         return tuple(key for key in self._pending if key[0] == layer and key not in active)
@@ -254,19 +254,19 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return [(layer, expert) for layer, resident in enumerate(self._resident) for expert in resident]
 
-    def _count_lookups(self, active: set[Key]) -> None:
+    def _count_lookups(self, layer: int, experts: Sequence[int]) -> None:
         counters = self._counters
-        counters.lookups += len(active)
-        for key in active:
-            landed = self._resident[key[0]].get(key[1])
-            if landed is None:
-                continue
-            if landed:
-                counters.hits += 1
-            else:
-                counters.late += 1
-            if self._reason and self._reason.pop(key, "") == "prefetch":
-                counters.prefetch_used += 1
+        resident = self._resident[layer]
+        present = [expert for expert in experts if expert in resident]
+        late = 0
+        if self._pending:
+            late = sum(not resident[expert] for expert in present)
+        counters.lookups += len(experts)
+        counters.late += late
+        counters.hits += len(present) - late
+        if self._reason:
+            reasons = [self._reason.pop((layer, expert), "") for expert in present]
+            counters.prefetch_used += reasons.count("prefetch")
 
     def _load_remaining(self, layer: int) -> tuple[list[Load], tuple[int, ...]]:
         """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
