@@ -31,7 +31,7 @@ def simulate(
 
     Args:
         trace: routing of a real or synthetic workload.
-        hardware: link and device; measured compute times are used where they belong to the trace's model.
+        hardware: link and device; its measured compute times are used for the model they were measured with.
         config: cache, prefetch and budget.
         record_spans: keep the timeline in the run.
         bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again.
@@ -51,7 +51,6 @@ def simulate(
     core = OffloadCore.from_config(config, trace.shape, log)
     machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans)
     machine.run()
-    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
     info = RunInfo(
         kind="simulated",
         label=config.title,
@@ -67,7 +66,8 @@ def simulate(
         bounds=tpot_bounds(trace, machine.passes, costs, config) if bounds else {},
         notes=_notes(trace, hardware, costs),
     )
-    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()) if record_spans else ())
+    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
+    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()))
 
 
 def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters) -> Metrics:

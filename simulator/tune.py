@@ -109,17 +109,9 @@ def tune(
     costs = CostModel(hardware, trace.shape)
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
     split = split_slots(lru_hit_curve(train, GENERATING), copy_ns, trace.shape, budget_bytes)
-    caches = _caches(trace, budget_bytes, split, scopes)
-    planned = [
-        (name, OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device))
-        for name, cache in caches
-        for source in _sources(trace)
-    ]
-    plain = OffloadConfig(
-        label="plain LRU, even split",
-        cache=CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape))),
-        device=device,
-    )
+    planned = _plan(trace, _caches(trace, budget_bytes, split, scopes), device)
+    even = CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape)))
+    plain = OffloadConfig(label="plain LRU, even split", cache=even, device=device)
     report = _Steps(len(planned) + 3, progress)
     candidates = sorted(
         (_replay(train, hardware, name, config, report) for name, config in planned),
@@ -185,6 +177,17 @@ def _caches(
             ("pool", CacheConfig(policy=policy, scope="global", budget_bytes=budget_bytes)) for policy in policies
         ]
     return result
+
+
+def _plan(
+    trace: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig
+) -> list[tuple[str, OffloadConfig]]:
+    """Every cache with every prefetch source, named by its split."""
+    return [
+        (name, OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device))
+        for name, cache in caches
+        for source in _sources(trace)
+    ]
 
 
 def _sources(trace: Trace) -> list[PrefetchConfig]:
