@@ -1,16 +1,15 @@
 """`calibrate`: measure this machine with one model into a hardware profile, and check what it predicts.
 
 Compute is measured in place, on the offloaded engine with every expert resident; what a stall and a load cost beside
-the link's own time is measured on the engine with no cache at all. Medians over passes, so that a busy neighbour
-does little harm.
+the link's own time is measured on the engine with no cache at all. Means over passes: a TPOT is one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -106,8 +105,14 @@ def calibrate(
     return profile
 
 
+def typical(values: Iterable[float]) -> float:
+    """The mean without the highest hundredth, which on a shared machine is somebody else's work."""
+    ordered = sorted(values)
+    return fmean(ordered[: max(1, len(ordered) - len(ordered) // 100)])
+
+
 class _Tables(NamedTuple):
-    """Compute medians by token count."""
+    """Compute times by token count."""
 
     dense_ns: list[float]
     experts_ns: list[float]
@@ -151,20 +156,20 @@ def _measure_compute(
                 pairs = list(zip(engine.passes[before:], times, strict=True))
                 prefill += [pair for pair in pairs if pair[1].phase == Phase.PREFILL]
                 decode += [pair for pair in pairs[2:] if pair[1].phase == Phase.DECODE]
-            dense.append(_median_dense(prefill))
-            experts.append(_median_experts(prefill))
-            overhead.append(_median_overhead(prefill))
+            dense.append(_mean_dense(prefill))
+            experts.append(_mean_experts(prefill))
+            overhead.append(_mean_overhead(prefill))
             tick()
         layers = [layer for record, _ in decode for layer in record.layers]
-        decide_ns = median(
+        decide_ns = typical(
             t.decided_ns - t.entered_ns + t.submitted_ns - t.predicted_ns + t.landed_ns - t.submitted_ns for t in layers
         )
         bytes_per_token = engine.shape.bytes_per_token
     tick()
     return _Tables(
-        [_median_dense(decode), *dense],
-        [_median_experts(decode), *experts],
-        [_median_overhead(decode), *overhead],
+        [_mean_dense(decode), *dense],
+        [_mean_experts(decode), *experts],
+        [_mean_overhead(decode), *overhead],
         float(decide_ns),
         bytes_per_token,
         len(decode),
@@ -174,17 +179,17 @@ def _measure_compute(
 _Pairs = Sequence[tuple[PassRecord, PassTimes]]
 
 
-def _median_dense(pairs: _Pairs) -> float:
+def _mean_dense(pairs: _Pairs) -> float:
     gaps = [b.entered_ns - a.done_ns for r, _ in pairs for a, b in zip(r.layers, r.layers[1:], strict=False)]
-    return float(median(gaps)) if gaps else float(median(r.layers[0].entered_ns - r.began_ns for r, _ in pairs))
+    return typical(gaps) if gaps else typical(r.layers[0].entered_ns - r.began_ns for r, _ in pairs)
 
 
-def _median_experts(pairs: _Pairs) -> float:
-    return float(median(layer.done_ns - layer.landed_ns for record, _ in pairs for layer in record.layers))
+def _mean_experts(pairs: _Pairs) -> float:
+    return typical(layer.done_ns - layer.landed_ns for record, _ in pairs for layer in record.layers)
 
 
-def _median_overhead(pairs: _Pairs) -> float:
-    return float(median(times.terms_ns["overhead"] for _, times in pairs))
+def _mean_overhead(pairs: _Pairs) -> float:
+    return typical(times.terms_ns["overhead"] for _, times in pairs)
 
 
 def _measure_cpu_experts(
@@ -208,7 +213,7 @@ def _measure_cpu_experts(
             with torch.no_grad():
                 kernel(host, hidden[:count], index[:count], weights[:count])
             durations.append(time.perf_counter_ns() - start_ns)
-        result.append(float(median(durations)))
+        result.append(typical(durations))
     return result
 
 
@@ -233,7 +238,7 @@ def _measure_loads(
         with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
             generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
             layers = [t for record in engine.passes[1:] for t in record.layers[:-1]]
-            predict_ns = float(median(t.predicted_ns - t.decided_ns for t in layers))
+            predict_ns = typical(t.predicted_ns - t.decided_ns for t in layers)
     except ModelError:
         if vectors_path is not None:
             raise
@@ -258,10 +263,10 @@ def _read_loads(engine: Engine, tables: _Tables, latency_ns: int) -> tuple[float
             experts.append(times.done_ns - times.landed_ns)
             if layer:
                 gaps.append(times.entered_ns - record.layers[layer - 1].done_ns)
-    cold_ns = median(experts) - tables.experts_ns[0] + median(gaps) - tables.dense_ns[0]
+    cold_ns = typical(experts) - tables.experts_ns[0] + typical(gaps) - tables.dense_ns[0]
     moved = sum(copy.num_bytes for copy in copies)
     busy_ns = sum(copy.end_ns - copy.start_ns - latency_ns for copy in copies)
-    return max(0.0, median(decide)), max(0.0, median(late) + cold_ns), moved / busy_ns * 1e9
+    return max(0.0, typical(decide)), max(0.0, typical(late) + cold_ns), moved / busy_ns * 1e9
 
 
 def _profile(

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from runtime.default_vectors import VECTORS_FILE, load_default_vectors, save_default_vectors
+from runtime.default_vectors import VECTORS_FILE, DefaultVectors, load_default_vectors, save_default_vectors
 from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
+from runtime.predictors import QuasiHidden
 from trace_capture.errors import ConfigError
-from trace_capture.hooks import DefaultVectors, MoeSite, QuasiHidden, RoutingRecorder, discover, model_shape
+from trace_capture.hooks import MoeSite, RoutingRecorder, discover, model_shape
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Trace, TraceInfo
 from trace_capture.trace_store import TraceWriter
@@ -79,7 +80,7 @@ def measure_default_vectors(
 ) -> DefaultVectors:
     """Mean expert outputs over the prefill of encoded prompts (each [1, T])."""
     vectors = DefaultVectors.empty(shape.num_moe_layers, shape.num_experts, shape.hidden_size or 0)
-    with RoutingRecorder(loaded.model, sites, lambda rows: None, vectors=vectors) as recorder, torch.no_grad():
+    with RoutingRecorder(loaded.model, sites, lambda rows: None, observer=vectors) as recorder, torch.no_grad():
         for number, ids in enumerate(encoded):
             recorder.begin_sequence(number)
             loaded.model(input_ids=ids, use_cache=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,10 +12,38 @@ from torch import Tensor
 
 from trace_capture.errors import ModelError
 from trace_capture.files import atomic_path
-from trace_capture.hooks import DefaultVectors
+from trace_capture.hooks import MoeSite
 
 VECTORS_FILE = "default_vectors.safetensors"
 """Name of the file beside a model's weights."""
+
+
+@dataclass
+class DefaultVectors:
+    """Running float64 means of unweighted expert outputs [L, E, H] and the tokens behind each [L, E]."""
+
+    sums: Tensor
+    counts: Tensor = field(repr=False)
+
+    @staticmethod
+    def empty(num_layers: int, num_experts: int, hidden: int) -> DefaultVectors:
+        """No tokens seen yet."""
+        sums = torch.zeros(num_layers, num_experts, hidden, dtype=torch.float64)
+        return DefaultVectors(sums, torch.zeros(num_layers, num_experts, dtype=torch.int64))
+
+    def add(self, site: MoeSite, hidden: Tensor, ids: Tensor) -> None:
+        """Add the outputs of a site's experts for `hidden` [T, H] routed to `ids` [T, K], weights left out."""
+        top_k = ids.shape[1]
+        pairs = ids.reshape(-1, 1)
+        ones = torch.ones_like(pairs, dtype=hidden.dtype)
+        output = site.experts.forward(hidden.repeat_interleave(top_k, dim=0), pairs, ones)
+        flat = pairs.reshape(-1).cpu()
+        self.sums[site.index].index_add_(0, flat, output.detach().to("cpu", torch.float64))
+        self.counts[site.index] += torch.bincount(flat, minlength=self.counts.shape[1])
+
+    def means(self) -> Tensor:
+        """Default vectors [L, E, H], float32; zero for experts that were never seen."""
+        return (self.sums / self.counts.clamp(min=1).unsqueeze(-1)).to(torch.float32)
 
 
 def save_default_vectors(vectors: DefaultVectors, path: Path, source: str) -> None:

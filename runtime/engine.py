@@ -21,7 +21,7 @@ from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import Load, OffloadCore, Wave
-from trace_capture.hooks import MoeSite, QuasiHidden
+from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
 
 
@@ -83,7 +83,7 @@ class Engine:
         link: ThreadedLink,
         core: OffloadCore,
         implementation: str | None,
-        predictor: QuasiHidden | None,
+        predictor: Predictor | None,
     ) -> None:
         self.shape = shape
         self.config = config
@@ -192,7 +192,7 @@ class Engine:
         predicted: Sequence[int] = ()
         in_decode = not self.passes[-1].is_prefill and layer + 1 < self.shape.num_moe_layers
         if self._predictor is not None and in_decode:
-            ids: list[list[int]] = self._predictor.predict(layer, top_k_index, top_k_weights).tolist()
+            ids: list[list[int]] = self._predictor.predict(layer, top_k_index, top_k_weights)[0].tolist()
             predicted = list(dict.fromkeys(chain.from_iterable(ids)))
             predicted_ns = perf_counter_ns()
         self._submit(self.core.plan_prefetch(predicted))

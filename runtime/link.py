@@ -19,8 +19,11 @@ from torch import Tensor
 
 from simulator.policies.cache import Key
 
-_SPIN_NS = 120_000
-"""The last stretch of a wait is spun, since a sleep overshoots by about 70 us."""
+_EARLY_NS = 120_000
+"""How long before a copy's end the link's thread wakes up: a sleep overshoots by about 70 us."""
+_SPIN_NS = 20_000_000
+"""Waits up to this long are spun through, as a CUDA synchronisation does: after a sleep the core is cold, and what
+runs next takes up to twice its time."""
 
 
 class LinkError(RuntimeError):
@@ -196,7 +199,7 @@ class EmulatedLink(ThreadedLink):
 
     def _rest(self, job: CopyJob) -> None:
         """Keep the link busy until shortly before the copy's end, so that a more urgent one can still overtake."""
-        left_ns = job.end_ns - time.perf_counter_ns() - _SPIN_NS
+        left_ns = job.end_ns - time.perf_counter_ns() - _EARLY_NS
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
 

@@ -16,13 +16,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from runtime.default_vectors import VECTORS_FILE, load_default_vectors
 from runtime.engine import Engine, watch_passes
 from runtime.link import EmulatedLink, ThreadedLink
+from runtime.predictors import QuasiHidden
 from runtime.slots import make_pools
 from runtime.store import ExpertStore
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import CausalModel, MoeSite, QuasiHidden, discover, model_shape
+from trace_capture.hooks import CausalModel, MoeSite, discover, model_shape
 
 IMPLEMENTATION = "moe_studio_offload"
 

@@ -77,7 +77,7 @@ class MeasuredCosts(BaseModel):
     predict_ns: float
     """One prediction of the next layer's experts."""
     samples: int = 0
-    """Decode passes behind the medians."""
+    """Decode passes behind the means."""
 
     @model_validator(mode="after")
     def _tables_fit(self) -> MeasuredCosts:

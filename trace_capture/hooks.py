@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -224,76 +224,23 @@ def _dense_bytes(model: nn.Module, sites: Sequence[MoeSite], expert_bytes: Seque
     return tuple(max(0, size) for size in result)
 
 
-class QuasiHidden:
-    """The next layer's experts, foreseen from this layer's residual and a default vector per expert.
+class Predictor(Protocol):
+    """Foresees the experts of the next MoE layer; see `runtime.predictors`."""
 
-    q_l = LN_{l+1}(d_l + r_l) into the router of layer l+1, where r_l is the residual in front of layer l's
-    MoE norm and d_l the sum over executed experts of router weight x default vector (Speculating Experts,
-    arXiv 2603.19289, section 3; default vectors after Panda et al., arXiv 2504.12463).
-
-    Args:
-        sites: of `discover`; predictions exist for sites 1..L-1.
-        default_vectors: mean unweighted output of each expert [L, E, H], float32.
-    """
-
-    name = "quasi-hidden"
-
-    def __init__(self, sites: Sequence[MoeSite], default_vectors: Tensor) -> None:
-        self._sites = sites
-        device, dtype = _place(sites[0].router)
-        self._vectors = default_vectors.to(device=device, dtype=dtype)
-        self._residual: dict[int, Tensor] = {}
+    name: str
 
     def attach(self) -> list[RemovableHandle]:
-        """Install the residual hooks; the caller removes the handles."""
+        """Install what it needs to see on the model; the caller removes the handles."""
 
-        def hook_for(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-                self._residual[index] = args[0]
-
-            return hook
-
-        sources = [(site.norm or site.router, site.index) for site in self._sites]
-        return [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
-
-    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> Tensor:
-        """Ids foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; [T, K] on the model's device."""
-        residual = self._residual[layer]
-        default = (self._vectors[layer][ids] * weights.unsqueeze(-1).to(self._vectors.dtype)).sum(dim=1)
-        return self._sites[layer + 1].route(residual.reshape(default.shape) + default)[0]
+    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and weights [T, K] for MoE layer `layer` + 1, given the routing [T, K] of `layer`."""
 
 
-def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    parameter = next(module.parameters())
-    return parameter.device, parameter.dtype
-
-
-@dataclass
-class DefaultVectors:
-    """Running float64 means of unweighted expert outputs [L, E, H] and the tokens behind each [L, E]."""
-
-    sums: Tensor
-    counts: Tensor = field(repr=False)
-
-    @staticmethod
-    def empty(num_layers: int, num_experts: int, hidden: int) -> DefaultVectors:
-        """No tokens seen yet."""
-        sums = torch.zeros(num_layers, num_experts, hidden, dtype=torch.float64)
-        return DefaultVectors(sums, torch.zeros(num_layers, num_experts, dtype=torch.int64))
+class ExpertObserver(Protocol):
+    """Sees what a site's experts were given; see `runtime.default_vectors`."""
 
     def add(self, site: MoeSite, hidden: Tensor, ids: Tensor) -> None:
-        """Add the outputs of a site's experts for `hidden` [T, H] routed to `ids` [T, K], weights left out."""
-        top_k = ids.shape[1]
-        pairs = ids.reshape(-1, 1)
-        ones = torch.ones_like(pairs, dtype=hidden.dtype)
-        output = site.experts.forward(hidden.repeat_interleave(top_k, dim=0), pairs, ones)
-        flat = pairs.reshape(-1).cpu()
-        self.sums[site.index].index_add_(0, flat, output.detach().to("cpu", torch.float64))
-        self.counts[site.index] += torch.bincount(flat, minlength=self.counts.shape[1])
-
-    def means(self) -> Tensor:
-        """Default vectors [L, E, H], float32; zero for experts that were never seen."""
-        return (self.sums / self.counts.clamp(min=1).unsqueeze(-1)).to(torch.float32)
+        """Hidden states [T, H] that were routed to `ids` [T, K]."""
 
 
 class RoutingRecorder:
@@ -304,7 +251,7 @@ class RoutingRecorder:
         sites: of `discover`.
         sink: called at the end of each forward pass with its rows, keyed like `TraceWriter.append`.
         predictor: records its ids beside the true ones, if given.
-        vectors: accumulates default vectors, if given.
+        observer: sees the inputs of all experts, if given.
     """
 
     def __init__(
@@ -312,14 +259,14 @@ class RoutingRecorder:
         model: nn.Module,
         sites: Sequence[MoeSite],
         sink: PassSink,
-        predictor: QuasiHidden | None = None,
-        vectors: DefaultVectors | None = None,
+        predictor: Predictor | None = None,
+        observer: ExpertObserver | None = None,
     ) -> None:
         self._model = model
         self._sites = sites
         self._sink = sink
         self._predictor = predictor
-        self._vectors = vectors
+        self._observer = observer
         self._handles: list[RemovableHandle] = []
         self._sequence = -1
         self._pass_id = -1
@@ -334,7 +281,7 @@ class RoutingRecorder:
         self._handles.append(self._model.register_forward_hook(self._end_pass))
         for site in self._sites:
             self._handles.append(site.router.register_forward_hook(self._router_hook(site)))
-            if self._vectors is not None:
+            if self._observer is not None:
                 self._handles.append(site.experts.register_forward_hook(self._experts_hook(site)))
         if self._predictor is not None:
             self._handles.extend(self._predictor.attach())
@@ -364,14 +311,14 @@ class RoutingRecorder:
             ids = output[2].reshape(-1, output[2].shape[-1])
             self._experts[site.index], self._weights[site.index] = ids, weights
             if self._predictor is not None and site.index + 1 < len(self._sites):
-                self._predicted[site.index + 1] = self._predictor.predict(site.index, ids, weights)
+                self._predicted[site.index + 1] = self._predictor.predict(site.index, ids, weights)[0]
 
         return hook
 
     def _experts_hook(self, site: MoeSite) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
-            if self._vectors is not None:
-                self._vectors.add(site, args[0], args[1])
+            if self._observer is not None:
+                self._observer.add(site, args[0], args[1])
 
         return hook
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trace_capture.hooks import DefaultVectors, QuasiHidden, RoutingRecorder, discover, model_shape
+from runtime.default_vectors import DefaultVectors
+from runtime.predictors import QuasiHidden
+from trace_capture.hooks import RoutingRecorder, discover, model_shape
 
 PROMPT = torch.arange(3, 23)[None]
 
@@ -75,7 +77,7 @@ def test_default_vectors_are_direct_means_and_unseen_pairs_are_zero(tiny) -> Non
         site.experts.register_forward_pre_hook(lambda _, a, i=site.index: hidden_of_site.__setitem__(i, (a[0], a[1])))
         for site in sites
     ]
-    with RoutingRecorder(model, sites, rows.append, vectors=vectors) as recorder, torch.no_grad():
+    with RoutingRecorder(model, sites, rows.append, observer=vectors) as recorder, torch.no_grad():
         recorder.begin_sequence(0)
         model(PROMPT[:, :5])
     for handle in handles:
@@ -105,7 +107,7 @@ def test_the_predictor_adds_gate_weighted_default_vectors(tiny) -> None:
     with torch.no_grad():
         model(PROMPT)
         weights, ids = routed[0][0], routed[0][1]
-        found = predictor.predict(0, ids, weights)
+        found, _ = predictor.predict(0, ids, weights)
         default = torch.stack(
             [sum(w * vectors[0, e] for w, e in zip(ws, es, strict=True)) for ws, es in zip(weights, ids, strict=True)]
         )

@@ -1,0 +1,56 @@
+"""Foreseeing the experts of the next layer (Speculating Experts, arXiv 2603.19289)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trace_capture.hooks import MoeSite
+
+
+class QuasiHidden:
+    """The next layer's experts, foreseen from this layer's residual and a default vector per expert.
+
+    q_l = LN_{l+1}(d_l + r_l) into the router of layer l+1, where r_l is the residual in front of layer l's
+    MoE norm and d_l the sum over executed experts of router weight x default vector (Speculating Experts,
+    arXiv 2603.19289, section 3; default vectors after Panda et al., arXiv 2504.12463).
+
+    Args:
+        sites: of `discover`; predictions exist for sites 1..L-1.
+        default_vectors: mean unweighted output of each expert [L, E, H], float32.
+    """
+
+    name = "quasi-hidden"
+
+    def __init__(self, sites: Sequence[MoeSite], default_vectors: Tensor) -> None:
+        self._sites = sites
+        device, dtype = _place(sites[0].router)
+        self._vectors = default_vectors.to(device=device, dtype=dtype)
+        self._residual: dict[int, Tensor] = {}
+
+    def attach(self) -> list[RemovableHandle]:
+        """Install the residual hooks; the caller removes the handles."""
+
+        def hook_for(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+                self._residual[index] = args[0]
+
+            return hook
+
+        sources = [(site.norm or site.router, site.index) for site in self._sites]
+        return [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
+
+    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and weights foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; each [T, K]."""
+        residual = self._residual[layer]
+        default = (self._vectors[layer][ids] * weights.unsqueeze(-1).to(self._vectors.dtype)).sum(dim=1)
+        return self._sites[layer + 1].route(residual.reshape(default.shape) + default)
+
+
+def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    parameter = next(module.parameters())
+    return parameter.device, parameter.dtype
