@@ -181,7 +181,8 @@ class Trace:
         ids = self.experts if source is None else self.predictions(source)
         rows: list[list[int]] = ids[item.start : item.stop].swapaxes(0, 1).reshape(ids.shape[1], -1).tolist()
         return [
-            [expert for expert in dict.fromkeys(row) if expert != NO_EXPERT] if NO_EXPERT in row
+            [expert for expert in dict.fromkeys(row) if expert != NO_EXPERT]
+            if NO_EXPERT in row
             else list(dict.fromkeys(row))
             for row in rows
         ]

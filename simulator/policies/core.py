@@ -118,9 +118,7 @@ class OffloadCore:
         self._counters = self.decode_counters
 
     @staticmethod
-    def from_config(
-        config: OffloadConfig, shape: ModelShape, log: list[tuple[Any, ...]] | None = None
-    ) -> OffloadCore:
+    def from_config(config: OffloadConfig, shape: ModelShape, log: list[tuple[Any, ...]] | None = None) -> OffloadCore:
         """The core that a configuration describes.
 
         Raises:

@@ -46,7 +46,7 @@ def test_file_says_what_it_is_and_how_to_use_it(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert "moe-studio run --model <folder> --config mine.toml" in lines[1]
     assert "# from trace x" in lines
-    assert any(line.startswith("policy = \"lru\" # who leaves") for line in lines)
+    assert any(line.startswith('policy = "lru" # who leaves') for line in lines)
     assert "[provenance] # where this comes from" in path.read_text()
     assert list(tmp_path.iterdir()) == [path], "no temporary file is left"
 

@@ -147,7 +147,10 @@ def test_waves_of_a_prefill_share_the_compute_and_never_cost_less_than_one_token
     shape = make_shape(layers=1, experts=8, top_k=2)
     tokens = [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
     measured = make_measured(
-        tokens=(1, 4), dense_ns=(300.0, 400.0), experts_ns=(700.0, 1600.0), cpu_experts_ns=(1.0, 1.0),
+        tokens=(1, 4),
+        dense_ns=(300.0, 400.0),
+        experts_ns=(700.0, 1600.0),
+        cpu_experts_ns=(1.0, 1.0),
         pass_overhead_ns=(5000.0, 5000.0),
     )
     hardware = make_hardware(measured=measured)
