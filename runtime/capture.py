@@ -12,7 +12,8 @@ from runtime.default_vectors import VECTORS_FILE, DefaultVectors, load_default_v
 from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
 from runtime.predictors import QuasiHidden
-from trace_capture.errors import ConfigError
+from trace_capture.errors import ConfigError, ModelError
+from trace_capture.files import make_folder
 from trace_capture.hooks import MoeSite, RoutingRecorder, discover, model_shape
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Trace, TraceInfo
@@ -76,14 +77,59 @@ def capture(
 
 
 def measure_default_vectors(
-    loaded: LoadedModel, sites: Sequence[MoeSite], shape: ModelShape, encoded: Sequence[torch.Tensor]
+    loaded: LoadedModel,
+    sites: Sequence[MoeSite],
+    shape: ModelShape,
+    encoded: Sequence[torch.Tensor],
+    progress: Progress | None = None,
 ) -> DefaultVectors:
-    """Mean expert outputs over the prefill of encoded prompts (each [1, T])."""
+    """Mean unweighted expert outputs over the prefill of encoded texts (each [1, T]).
+
+    Source: Speculating Experts (arXiv 2603.19289), default vectors "aggregated offline during ordinary inference".
+    """
     vectors = DefaultVectors.empty(shape.num_moe_layers, shape.num_experts, shape.hidden_size or 0)
     with RoutingRecorder(loaded.model, sites, lambda rows: None, observer=vectors) as recorder, torch.no_grad():
         for number, ids in enumerate(encoded):
             recorder.begin_sequence(number)
             loaded.model(input_ids=ids, use_cache=False)
+            if progress is not None:
+                progress(number + 1, len(encoded))
+    return vectors
+
+
+def calibrate_model(
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    out: Path,
+    *,
+    window_tokens: int = 256,
+    max_tokens: int = 65_536,
+    progress: Progress | None = None,
+) -> DefaultVectors:
+    """Measure a model's default vectors on calibration texts and write them beside its weights.
+
+    Args:
+        loaded: an untouched model.
+        texts: whatever the model is used on; some tens of thousands of tokens see nearly every expert.
+        out: safetensors file with `vectors` [L, E, H] float16 and `counts` [L, E]; zero where never seen.
+        window_tokens: texts are cut into windows of this length.
+        max_tokens: at most so many tokens are used.
+        progress: called with (windows done, windows in all).
+
+    Raises:
+        ModelError: no text, or the architecture cannot be captured.
+        StudioError: the file cannot be written.
+    """
+    make_folder(Path(out).parent)
+    windows = [window for text in texts for window in loaded.windows(text, window_tokens)]
+    windows = windows[: max(1, max_tokens // window_tokens)]
+    if not windows:
+        raise ModelError("no calibration text; give text files with --texts")
+    sites = discover(loaded.model)
+    shape = model_shape(loaded.model, sites, model_name(loaded.model))
+    vectors = measure_default_vectors(loaded, sites, shape, windows, progress)
+    tokens = sum(int(window.shape[1]) for window in windows)
+    save_default_vectors(vectors, out, f"{tokens} tokens of calibration text, windows of {window_tokens}")
     return vectors
 
 

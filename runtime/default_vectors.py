@@ -51,6 +51,7 @@ def save_default_vectors(vectors: DefaultVectors, path: Path, source: str) -> No
     tensors = {"vectors": vectors.means().to(torch.float16), "counts": vectors.counts}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata={"source": source})
+        temporary.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def load_default_vectors(path: Path) -> Tensor:

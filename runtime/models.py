@@ -73,6 +73,15 @@ class LoadedModel:
             )
         return ids.to(next(self.model.parameters()).device)
 
+    def windows(self, text: str, window_tokens: int) -> list[Tensor]:
+        """A text as token ids [1, T] of at most `window_tokens` (and the model's context) each, in order."""
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or window_tokens
+        length = min(window_tokens, context)
+        with quiet_transformers():  # a text longer than the context is what this is for
+            ids: Tensor = self.tokenizer(text, return_tensors="pt").input_ids
+        device = next(self.model.parameters()).device
+        return [piece.to(device) for piece in ids.split(length, dim=1) if piece.shape[1] > 1]
+
     def generate(self, ids: Tensor, max_new_tokens: int, sampling: Sampling, sequence: int) -> str:
         """Continue one prompt; gives the new text. Prompt number `sequence` shifts the seed."""
         torch.manual_seed(sampling.seed * 100_003 + sequence)
@@ -138,6 +147,23 @@ def read_prompts(file: Path | None, texts: Sequence[str]) -> list[str]:
     if not prompts:
         raise ModelError("no prompt given; use --text 'some text' or --prompts FILE with one prompt per line")
     return prompts
+
+
+def read_texts(files: Sequence[Path]) -> list[str]:
+    """Texts from files, separated by form feeds.
+
+    Raises:
+        ModelError: a file cannot be read, or there is no text.
+    """
+    texts: list[str] = []
+    for file in files:
+        try:
+            texts += [piece for piece in Path(file).read_text(encoding="utf-8").split("\f") if piece.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read texts from {file}: {error}; give a UTF-8 text file") from error
+    if not texts:
+        raise ModelError("the given files hold no text; give a text file of some thousand words with --texts")
+    return texts
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:

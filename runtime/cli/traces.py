@@ -58,6 +58,36 @@ def capture_command(
     _report(trace, out, as_json)
 
 
+@app.command("calibrate-model")
+def calibrate_model_command(
+    texts: Annotated[list[Path], typer.Option("--texts", help="Text file; a form feed separates texts. Repeatable.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File; by default beside the model's weights.")] = None,
+    model: Model = "demo",
+    max_tokens: Annotated[int, typer.Option(min=256, help="Tokens to use at most.")] = 65_536,
+    as_json: Json = False,
+) -> None:
+    """Measure a model's default vectors, the mean output of every expert, on calibration texts.
+
+    Example: moe-studio calibrate-model --model MODEL --texts notes.txt
+    """
+    with needs_live():
+        from runtime.capture import calibrate_model
+        from runtime.default_vectors import VECTORS_FILE
+        from runtime.models import load_model, read_texts
+    quiet_threads()
+    pieces = read_texts(texts)
+    with progress_bar(not as_json) as step:
+        loaded = load_model(model)
+        place = out or Path(loaded.path) / VECTORS_FILE
+        vectors = calibrate_model(loaded, pieces, place, max_tokens=max_tokens, progress=step("calibrate-model"))
+    unseen, pairs = int((vectors.counts == 0).sum()), vectors.counts.numel()
+    if as_json:
+        say_json({"path": str(place), "pairs": pairs, "unseen_pairs": unseen, "tokens": int(vectors.counts[0].sum())})
+        return
+    say(f"{place}: default vectors of {pairs} (layer, expert) pairs, {unseen} never seen and left zero")
+    say_next(f"moe-studio capture --model {model} --predict quasi-hidden --text 'your prompt' --out t.parquet")
+
+
 @app.command("import")
 def import_command(
     source: Annotated[Path, typer.Argument(help="The file to read.")],

@@ -143,6 +143,7 @@ def save_model(
         as_pretrained(tokenizer, max_positions=shape.max_positions).save_pretrained(partial)
         check_same_network(Path(partial), rounded, shape)
         for path in sorted(Path(partial).iterdir()):
+            path.chmod(0o644)  # safetensors writes for the owner alone
             shutil.move(path, folder / path.name)
 
 
