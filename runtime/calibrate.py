@@ -74,10 +74,8 @@ def calibrate(
     Raises:
         ModelError: the text is too short, or the model cannot be offloaded.
     """
-    ids = loaded.encode(text, _DECODE_TOKENS)
+    ids = _calibration_ids(loaded, text)
     counts = [count for count in TOKEN_COUNTS if count <= ids.shape[1]]
-    if len(counts) < 3:
-        raise ModelError(f"calibration needs a text of at least {TOKEN_COUNTS[2]} tokens, got {ids.shape[1]}")
     steps = len(counts) + 3
     tick = _Ticker(progress, steps)
     tables = _measure_compute(loaded, ids, counts, repeats, tick)
@@ -109,6 +107,24 @@ def typical(values: Iterable[float]) -> float:
     """The mean without the highest hundredth, which on a shared machine is somebody else's work."""
     ordered = sorted(values)
     return fmean(ordered[: max(1, len(ordered) - len(ordered) // 100)])
+
+
+def _calibration_ids(loaded: LoadedModel, text: str) -> Tensor:
+    """Token ids [1, T] of the text's beginning, short enough for the model to continue.
+
+    Raises:
+        ModelError: the text or the model's context is too short.
+    """
+    context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
+    length = min(TOKEN_COUNTS[-1], context - _DECODE_TOKENS)
+    windows = loaded.windows(text, length) if length > 0 else []
+    found = int(windows[0].shape[1]) if windows else 0
+    if found < TOKEN_COUNTS[2]:
+        raise ModelError(
+            f"calibration needs a text of at least {TOKEN_COUNTS[2]} tokens and a context of {_DECODE_TOKENS} more, "
+            f"got {found} tokens; give a longer --text"
+        )
+    return windows[0]
 
 
 class _Tables(NamedTuple):

@@ -81,7 +81,6 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         StudioError: the folder cannot be written to, or the demo model is not there.
     """
     make_folder(out)
-    step("load the demo model")(0, 1)
     loaded = load_model(DEMO_MODEL)
     prompts = read_prompts(sample_folder() / "demo_prompts.txt", ())[: options.num_prompts]
     sampling = Sampling(temperature=0.8, seed=options.seed, ignore_eos=True)
@@ -89,11 +88,9 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         loaded,
         " ".join(prompts),
         copy_to_compute_ratio=COPY_TO_COMPUTE_RATIO,
-        progress=step("calibrate: compute, bookkeeping and link of this machine"),
+        progress=step("calibrate this machine"),
     )
-    hardware = with_error_band(
-        loaded, hardware, prompts[:3], progress=step("check: predicted against measured, for the error band")
-    )
+    hardware = with_error_band(loaded, hardware, prompts[:3], progress=step("check predictions"))
     hardware.save(out / "hardware.toml")
     trace = capture(
         loaded,
@@ -102,13 +99,11 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         options.max_new_tokens,
         sampling=sampling,
         predict="quasi-hidden",
-        progress=step("capture: where the untouched model routes its tokens"),
+        progress=step("capture routing"),
     )
     device = emulated_device(hardware)
     budget_bytes = int(options.budget_ratio * trace.shape.total_expert_bytes)
-    tuned = tune(
-        trace, hardware, budget_bytes=budget_bytes, device=device, progress=step("tune: replay candidates in SimPy")
-    )
+    tuned = tune(trace, hardware, budget_bytes=budget_bytes, device=device, progress=step("tune by replay"))
     save_config(tuned.config, out / "tuned.toml")
     comparisons = _run_strategies(loaded, prompts, trace, hardware, tuned, options, sampling, step)
     _write_runs(out, comparisons)
@@ -131,10 +126,10 @@ def strategies(tuned: OffloadConfig, budget_ratio: float) -> list[OffloadConfig]
 
     return [
         plain(ON_DEMAND, "none"),
-        plain("on-demand + quasi-hidden prefetch", "none", "quasi-hidden"),
+        plain(f"{ON_DEMAND} + prefetch", "none", "quasi-hidden"),
         plain("LRU cache", "lru"),
-        plain("LRU cache + quasi-hidden prefetch", "lru", "quasi-hidden"),
-        tuned.model_copy(update={"label": f"tuned: {tuned.label}"}),
+        plain("LRU cache + prefetch", "lru", "quasi-hidden"),
+        tuned.model_copy(update={"label": "tuned"}),
     ]
 
 
@@ -179,5 +174,5 @@ def _write_runs(out: Path, comparisons: Sequence[Comparison]) -> None:
 
 def _file_names(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for number, comparison in enumerate(comparisons):
-        words = "".join(c if c.isalnum() else " " for c in comparison.predicted.info.label.split(":")[0]).split()
+        words = "".join(c if c.isalnum() else " " for c in comparison.predicted.info.label).split()
         yield f"{number}-{'-'.join(words).lower()}"

@@ -80,7 +80,7 @@ class LoadedModel:
         with quiet_transformers():  # a text longer than the context is what this is for
             ids: Tensor = self.tokenizer(text, return_tensors="pt").input_ids
         device = next(self.model.parameters()).device
-        return [piece.to(device) for piece in ids.split(length, dim=1) if piece.shape[1] > 1]
+        return [piece.to(device) for piece in torch.split(ids, length, dim=1) if piece.shape[1] > 1]
 
     def generate(self, ids: Tensor, max_new_tokens: int, sampling: Sampling, sequence: int) -> str:
         """Continue one prompt; gives the new text. Prompt number `sequence` shifts the seed."""

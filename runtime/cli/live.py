@@ -144,21 +144,26 @@ def engine_cost(result: DemoResult) -> dict[str, float]:
 def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    table = Table(title="held-out prompts, predicted by the simulator and measured on the live engine (emulated link)")
-    for title in ("strategy", "predicted TPOT", "measured TPOT", "error", "hit rate, decode", "MB/token", "speed-up"):
-        table.add_column(title, justify="left" if title == "strategy" else "right")
+    table = Table()
+    for title in ("strategy", "predicted", "measured", "error", "hit rate", "MB/token", "speed-up"):
+        table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in rows:
-        band = row["error_band_ratio"]
         table.add_row(
             row["strategy"],
-            f"{row['predicted_tpot_ms']:.2f} ms" + ("" if band is None else f" +- {100 * band:.0f} %"),
+            f"{row['predicted_tpot_ms']:.2f} ms",
             f"{row['measured_tpot_ms']:.2f} ms",
             f"{100 * row['error_ratio']:+.1f} %",
             f"{100 * row['decode_hit_rate']:.1f} %",
             f"{row['bytes_per_token'] / 1e6:.3f}",
             f"{row['speed_up']:.2f}x",
         )
+    band = rows[0]["error_band_ratio"]
+    say("Time per output token in decode on held-out prompts: predicted by the simulator, measured on the live")
+    say(
+        f"engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} % from a check on other prompts."
+    )
     console().print(table)
+    say(f"tuned is: {result.tuned.config.label}")
     cost = engine_cost(result)
     per_layer, per_load = cost["decide_us_per_layer"], cost["decide_us_per_load"]
     say(f"engine bookkeeping: {per_layer:.1f} us per MoE layer, {per_load:.1f} us per load")
