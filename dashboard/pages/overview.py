@@ -77,13 +77,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         detail = figures.layer_load(view, _whole_number(layer, 0), dark=dark)
         return figures.load_heat_map(view, dark=dark), detail, view.sentence
 
-    def fit_passes(name: str | None) -> tuple[int, list[int], bool]:
-        return _slider(workspace.read(), name, {})
-
-    def draw_timeline(name: str | None, passes: list[int], scheme: str | None) -> tuple[Any, str]:
-        view = timeline(workspace.read().run(name), passes[0], passes[1])
-        return figures.timeline(view, dark=scheme == "dark"), view.sentence
-
     scheme = Input("scheme", "data")
     app.callback(Output("overview-comparison", "figure"), Output("overview-terms", "figure"), scheme)(draw_comparison)
     app.callback(
@@ -94,6 +87,28 @@ def register(app: Dash, workspace: Workspace) -> None:
         Input(LAYER, "value"),
         scheme,
     )(draw_load)
+    _register_timeline(app, workspace)
+    app.clientside_callback(
+        _KEEP_IN_URL,
+        Output("overview-url", "children"),
+        Input(RUN, "value"),
+        Input(PASSES, "value"),
+        Input(PHASE, "value"),
+        Input(LAYER, "value"),
+        prevent_initial_call=True,
+    )
+
+
+def _register_timeline(app: Dash, workspace: Workspace) -> None:
+    """Connect the run picker and the pass slider to the timeline."""
+
+    def fit_passes(name: str | None) -> tuple[int, list[int], bool]:
+        return _slider(workspace.read(), name, {})
+
+    def draw_timeline(name: str | None, passes: list[int], scheme: str | None) -> tuple[Any, str]:
+        view = timeline(workspace.read().run(name), passes[0], passes[1])
+        return figures.timeline(view, dark=scheme == "dark"), view.sentence
+
     app.callback(
         Output(PASSES, "max"),
         Output(PASSES, "value"),
@@ -106,17 +121,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         Output("overview-timeline-note", "children"),
         Input(RUN, "value"),
         Input(PASSES, "value"),
-        scheme,
+        Input("scheme", "data"),
     )(draw_timeline)
-    app.clientside_callback(
-        _KEEP_IN_URL,
-        Output("overview-url", "children"),
-        Input(RUN, "value"),
-        Input(PASSES, "value"),
-        Input(PHASE, "value"),
-        Input(LAYER, "value"),
-        prevent_initial_call=True,
-    )
 
 
 def _terms_section(snapshot: Snapshot) -> Any:

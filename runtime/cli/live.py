@@ -159,9 +159,7 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
         )
     band = rows[0]["error_band_ratio"]
     say("Time per output token in decode on held-out prompts: predicted by the simulator, measured on the live")
-    say(
-        f"engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} % from a check on other prompts."
-    )
+    say(f"engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} %, found on other prompts.")
     console().print(table)
     say(f"tuned is: {result.tuned.config.label}")
     cost = engine_cost(result)
