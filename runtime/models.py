@@ -18,6 +18,8 @@ from trace_capture.files import text_digest
 from trace_capture.hooks import CausalModel
 from trace_capture.samples import sample_folder
 
+_GREEDY_SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
+"""Transformers' own defaults, given so that a model's sampling settings do not raise a warning when they are unused."""
 DEMO_MODEL = "demo"
 """Name under which every command takes the model that ships with the project."""
 
@@ -37,7 +39,7 @@ class Sampling:
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=sampled,
-            temperature=self.temperature if sampled else None,
+            **({"temperature": self.temperature} if sampled else _GREEDY_SETTINGS),
             eos_token_id=base.eos_token_id,
             bos_token_id=base.bos_token_id,
             pad_token_id=base.pad_token_id if base.pad_token_id is not None else 0,

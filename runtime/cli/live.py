@@ -142,24 +142,27 @@ def engine_cost(result: DemoResult) -> dict[str, float]:
 
 
 def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table()
-    for title in ("strategy", "predicted", "measured", "error", "hit rate", "MB/token", "speed-up"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("strategy", "predicted", "measured", "error", "hits", "MB/token", "speed-up"):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["strategy"],
-            f"{row['predicted_tpot_ms']:.2f} ms",
-            f"{row['measured_tpot_ms']:.2f} ms",
+            f"{row['predicted_tpot_ms']:.2f}",
+            f"{row['measured_tpot_ms']:.2f}",
             f"{100 * row['error_ratio']:+.1f} %",
             f"{100 * row['decode_hit_rate']:.1f} %",
             f"{row['bytes_per_token'] / 1e6:.3f}",
             f"{row['speed_up']:.2f}x",
         )
     band = rows[0]["error_band_ratio"]
-    say("Time per output token in decode on held-out prompts: predicted by the simulator, measured on the live")
-    say(f"engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} %, found on other prompts.")
+    say("Milliseconds per output token in decode on held-out prompts: predicted by the simulator, measured on the")
+    say(
+        f"live engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} %, found on other prompts."
+    )
     console().print(table)
     say(f"tuned is: {result.tuned.config.label}")
     cost = engine_cost(result)

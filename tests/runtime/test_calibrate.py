@@ -9,7 +9,7 @@ import pytest
 from runtime.calibrate import calibrate
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling
-from runtime.self_check import CHECKS, with_error_band
+from runtime.self_check import CHECKS, error_band, with_error_band
 from simulator.cost_model import TERMS, CostModel
 from simulator.policies.config import OffloadConfig
 from trace_capture.errors import ModelError
@@ -50,11 +50,16 @@ def test_a_profile_survives_its_file(profile: HardwareProfile, tmp_path: Path) -
     assert HardwareProfile.load(tmp_path / "p.toml") == profile
 
 
-def test_the_error_band_is_the_largest_error_of_the_check(profile: HardwareProfile, loaded: LoadedModel) -> None:
+def test_the_error_band_comes_from_runs_on_this_machine(profile: HardwareProfile, loaded: LoadedModel) -> None:
     checked = with_error_band(loaded, profile, ["the night was dark"], max_new_tokens=8)
     assert checked.error_band_ratio is not None
     assert checked.error_band_ratio >= 0
     assert f"{len(CHECKS)} runs" in checked.error_band_source
+
+
+def test_the_band_covers_every_error_and_twice_their_spread() -> None:
+    assert error_band([0.03, -0.03, 0.03]) == pytest.approx(0.06)
+    assert error_band([0.0, 0.0, 0.0, 0.0, 0.0, -0.1]) == pytest.approx(0.1)
 
 
 def test_a_text_too_short_to_calibrate_on_is_refused(loaded: LoadedModel) -> None:
