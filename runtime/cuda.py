@@ -37,7 +37,8 @@ class CudaLink(ThreadedLink):
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._fence)
             for destination, source in job.pairs:
-                destination.copy_(source, non_blocking=True)
+                tensor = source if isinstance(source, torch.Tensor) else source()
+                destination.copy_(tensor, non_blocking=True)
             landed.record(self._stream)
         landed.synchronize()
         job.end_ns = time.perf_counter_ns()

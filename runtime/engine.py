@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
 from runtime.link import CopyJob, ThreadedLink
+from runtime.recall import Recall
 from runtime.slots import SlotPool
 from runtime.store import ExpertStore
 from simulator.policies.cache import Key
@@ -40,6 +41,13 @@ class LayerTimes(NamedTuple):
     """Experts that made room for this layer's loads and prefetches."""
     dropped: tuple[Key, ...]
     """Experts that the cache policy let go when the layer had run."""
+
+
+class Foreseen(NamedTuple):
+    """Routing predicted for the next layer, each [T, K]."""
+
+    ids: Tensor
+    weights: Tensor
 
 
 class PassRecord:
@@ -104,6 +112,11 @@ class Engine:
         ]
         self._announced: PassRecord | None = None
         self._evicted: list[Key] = []
+        self._foreseen: Foreseen | None = None
+        self.recall = [Recall() for _ in sites]
+        """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
+        self.speculate_in_prefill = False
+        """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
 
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
@@ -118,6 +131,7 @@ class Engine:
         entered_ns = perf_counter_ns()
         if layer == 0:
             self._begin_pass(hidden.shape[0])
+        top_k_index, top_k_weights = self._executed(layer, top_k_index, top_k_weights)
         rows: list[list[int]] = top_k_index.tolist()
         experts = rows[0] if len(rows) == 1 else list(dict.fromkeys(chain.from_iterable(rows)))
         known = [expert for expert in experts if expert < self.shape.num_experts]
@@ -175,8 +189,19 @@ class Engine:
     def _begin_pass(self, tokens: int) -> None:
         record = self._announced or PassRecord(perf_counter_ns(), tokens > 1, tokens)
         self._announced = None
+        self._foreseen = None
+        if self.speculate_in_prefill:
+            record.is_prefill = False
         self.passes.append(record)
         self.core.begin_pass(record.is_prefill)
+
+    def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """What a layer runs: its router's choice, or in mode `commit` what was predicted for it."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is None:
+            return top_k_index, top_k_weights
+        self.recall[layer].add(foreseen.ids.tolist(), top_k_index.tolist())
+        return (foreseen.ids, foreseen.weights) if self.core.modes[layer] == "commit" else (top_k_index, top_k_weights)
 
     def _route(self, layer: int, experts: list[int]) -> None:
         """Tell the core what the router chose, and withdraw queued prefetches that turned out wrong."""
@@ -192,8 +217,9 @@ class Engine:
         predicted: Sequence[int] = ()
         in_decode = not self.passes[-1].is_prefill and layer + 1 < self.shape.num_moe_layers
         if self._predictor is not None and in_decode:
-            ids: list[list[int]] = self._predictor.predict(layer, top_k_index, top_k_weights)[0].tolist()
-            predicted = list(dict.fromkeys(chain.from_iterable(ids)))
+            ids, weights = self._predictor.predict(layer, top_k_index, top_k_weights)
+            self._foreseen = Foreseen(ids.to(top_k_index.dtype), weights.to(top_k_weights.dtype))
+            predicted = list(dict.fromkeys(chain.from_iterable(ids.tolist())))
             predicted_ns = perf_counter_ns()
         self._submit(self.core.plan_prefetch(predicted))
         return decided_ns, predicted_ns, perf_counter_ns()

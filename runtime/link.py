@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.slots import Source
 from simulator.policies.cache import Key
 
 _EARLY_NS = 120_000
@@ -42,13 +43,13 @@ class CopySpan(NamedTuple):
 
 @dataclass(eq=False)
 class CopyJob:
-    """One expert to copy: (destination, source) tensor pairs, and how it went."""
+    """One expert to copy: pairs of destination and source, and how it went."""
 
     key: Key
     num_bytes: int
     reason: str
     priority: int
-    pairs: Sequence[tuple[Tensor, Tensor]]
+    pairs: Sequence[tuple[Tensor, Source]]
     submit_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
@@ -193,7 +194,7 @@ class EmulatedLink(ThreadedLink):
         job.start_ns = max(job.submit_ns, self._free_ns)
         job.end_ns = job.start_ns + self._latency_ns + round(job.num_bytes * self._ns_per_byte)
         for destination, source in job.pairs:
-            destination.copy_(source)
+            destination.copy_(source if isinstance(source, Tensor) else source())
         job.end_ns = max(job.end_ns, time.perf_counter_ns())
         self._free_ns = job.end_ns
 

@@ -99,6 +99,22 @@ def load_model(path: str, device: str = "cpu") -> LoadedModel:
     Raises:
         ModelError: the folder is missing or damaged, or the model cannot be loaded.
     """
+    source = model_source(path)
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to(device)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ModelError(f"cannot load a model from {source}: {first}") from error
+    return LoadedModel(model, load_tokenizer(source), source)
+
+
+def model_source(path: str) -> str:
+    """The folder or hub id that `path` stands for.
+
+    Raises:
+        ModelError: there is no model folder at a local path.
+    """
     source = str(sample_folder() / "demo_model") if path == DEMO_MODEL else path
     looks_local = path == DEMO_MODEL or source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_local and not (Path(source).expanduser() / "config.json").is_file():
@@ -106,15 +122,21 @@ def load_model(path: str, device: str = "cpu") -> LoadedModel:
             f"no model at {source} (a folder with config.json is needed); give a model folder, a hub id such as "
             f"Qwen/Qwen3-30B-A3B, or '{DEMO_MODEL}'"
         )
-    source = str(Path(source).expanduser()) if looks_local else source
+    return str(Path(source).expanduser()) if looks_local else source
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a model folder or hub id.
+
+    Raises:
+        ModelError: it is missing or damaged.
+    """
     with quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to(device)
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            return AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0]
-            raise ModelError(f"cannot load a model from {source}: {first}") from error
-    return LoadedModel(model, tokenizer, source)
+            raise ModelError(f"cannot load a tokenizer from {source}: {first}") from error
 
 
 @contextmanager

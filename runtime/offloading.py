@@ -15,6 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from runtime.default_vectors import VECTORS_FILE, load_default_vectors
 from runtime.engine import Engine, watch_passes
+from runtime.expert_files import expert_files
 from runtime.link import EmulatedLink, ThreadedLink
 from runtime.predictors import QuasiHidden
 from runtime.slots import make_pools
@@ -26,6 +27,8 @@ from trace_capture.errors import ConfigError, ModelError
 from trace_capture.hooks import CausalModel, MoeSite, discover, model_shape
 
 IMPLEMENTATION = "moe_studio_offload"
+STREAMED_IMPLEMENTATION = "moe_studio_streamed"
+_PROBE_IMPLEMENTATION = "moe_studio_probe"
 
 
 @dataclass
@@ -71,7 +74,8 @@ def offload(
     """
     if model in _OFFLOADED:
         raise ModelError("this model is already offloaded; call unload(model) first")
-    sites = discover(model)
+    files = expert_files(model)
+    sites = discover(model) if files is None else _discover_without_experts(model)
     shape = model_shape(model, sites, name or model_name(model))
     capacity = plan_capacity(config.cache, shape)
     core = OffloadCore.from_config(config, shape, log)
@@ -79,14 +83,15 @@ def offload(
     device = next(model.parameters()).device
     on_cuda = _on_cuda(config, device)
     implementation = model.config._experts_implementation
-    store = ExpertStore(sites, pinned=on_cuda)
+    store = ExpertStore(sites, pinned=on_cuda, files=files)
     try:
         pools = make_pools(store.banks, capacity, shape.expert_bytes, device)
     except ConfigError:
         store.restore()
         raise
     link = _make_link(config, device, on_cuda)
-    engine = Engine(sites, shape, config, store, pools, capacity, link, core, implementation, predictor)
+    kernels = implementation if files is None else files.implementation
+    engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor)
     model.set_experts_implementation(IMPLEMENTATION)
     for site in sites:
         _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
@@ -99,6 +104,9 @@ def offload(
 
 def unload(model: CausalModel) -> None:
     """Undo `offload`: the model is what it was, bit for bit.
+
+    The experts of a model of `runtime.checkpoint.load_streamed` stay in their files, and it cannot run until it is
+    offloaded again; load it whole with `load_model` to have it in memory.
 
     Raises:
         ModelError: the model is not offloaded.
@@ -136,7 +144,30 @@ def _dispatch(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weig
     return engine.run_layer(layer, hidden, top_k_index, top_k_weights)
 
 
+def _refuse_to_run(*_: Any) -> Tensor:
+    raise ModelError(
+        "the experts of this model are in its files, so it runs only while it is offloaded: call offload(model, "
+        "config) first, or load it whole with load_model"
+    )
+
+
+def _no_experts(_: nn.Module, hidden: Tensor, *__: Any) -> Tensor:
+    return torch.zeros_like(hidden)
+
+
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _dispatch)
+ALL_EXPERTS_FUNCTIONS.register(STREAMED_IMPLEMENTATION, _refuse_to_run)
+ALL_EXPERTS_FUNCTIONS.register(_PROBE_IMPLEMENTATION, _no_experts)
+
+
+def _discover_without_experts(model: CausalModel) -> list[MoeSite]:
+    """Discovery follows tensors, not numbers, so experts that give zeros will do."""
+    implementation = model.config._experts_implementation
+    model.set_experts_implementation(_PROBE_IMPLEMENTATION)
+    try:
+        return discover(model)
+    finally:
+        model.set_experts_implementation(implementation)
 
 
 def _on_cuda(config: OffloadConfig, device: torch.device) -> bool:

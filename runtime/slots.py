@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +15,32 @@ from trace_capture.errors import ConfigError
 
 ExpertTensors = Mapping[str, Tensor]
 """Fused parameters of one layer by name, first axis the expert (or slot)."""
+Source = Tensor | Callable[[], Tensor]
+"""One expert's slice in host memory, or what reads it."""
+
+
+class ExpertBank(Protocol):
+    """One parameter of a layer's experts in host memory or in files: what a tensor [E, ...] offers of it."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all experts together."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers."""
+
+    def __getitem__(self, expert: Any, /) -> Tensor:
+        """One expert's slice [...]."""
+
+
+ExpertBanks = Mapping[str, ExpertBank]
+"""The banks of one layer by parameter name."""
+
+
+def source_of(bank: ExpertBank, expert: int) -> Source:
+    """What a link copies: the slice itself, or, where it must be read from a file, a call that the link's thread makes."""
+    return bank[expert] if isinstance(bank, Tensor) else partial(bank.__getitem__, expert)
 
 
 class SlotPool:
@@ -24,7 +52,7 @@ class SlotPool:
         device: where.
     """
 
-    def __init__(self, like: ExpertTensors, num_slots: int, device: torch.device) -> None:
+    def __init__(self, like: ExpertBanks, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
         self.tensors = {
             name: torch.zeros(num_slots, *tensor.shape[1:], dtype=tensor.dtype, device=device)
@@ -59,7 +87,7 @@ class SlotPool:
 
 
 def make_pools(
-    banks: Sequence[ExpertTensors], capacity: Capacity, expert_bytes: Sequence[int], device: torch.device
+    banks: Sequence[ExpertBanks], capacity: Capacity, expert_bytes: Sequence[int], device: torch.device
 ) -> list[SlotPool]:
     """One pool per partition.
 

@@ -1,4 +1,4 @@
-"""Host copies of the experts, taken out of a model and put back bit for bit."""
+"""The experts outside the device: taken out of a model and put back bit for bit, or left in the model's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from runtime.slots import ExpertTensors
+from runtime.expert_files import ExpertFiles
+from runtime.slots import ExpertBanks
 from trace_capture.hooks import MoeSite, expert_parameters
 
 
@@ -15,39 +16,45 @@ class ExpertStore:
     """The experts of a model in host memory.
 
     Taking them out leaves empty parameters behind, so that what stays in the model is only what must be on the device.
-    For an emulated device the store holds the model's own tensors; for CUDA, pinned copies.
+    For an emulated device the store holds the model's own tensors; for CUDA, pinned copies. Of a streamed model it
+    holds what reads its files, and what is put back are shapes without numbers.
 
     Args:
         sites: of `discover`.
         pinned: copy the experts to page-locked memory, from which CUDA copies run at full rate.
+        files: where the experts of a streamed model are.
 
     Raises:
         RuntimeError: page-locked memory could not be had.
     """
 
-    def __init__(self, sites: Sequence[MoeSite], pinned: bool) -> None:
+    def __init__(self, sites: Sequence[MoeSite], pinned: bool, files: ExpertFiles | None = None) -> None:
         self._sites = sites
         self._originals: list[dict[str, nn.Parameter]] = [expert_parameters(site.experts) for site in sites]
-        self.banks: list[ExpertTensors] = []
-        for parameters in self._originals:
+        self.banks: list[ExpertBanks] = []
+        for site, parameters in zip(sites, self._originals, strict=True):
+            if files is not None:
+                self.banks.append(files.layer(site.path, pinned))
+                continue
             bank = {name: parameter.detach() for name, parameter in parameters.items()}
             if pinned:
                 bank = {name: tensor.cpu().pin_memory() for name, tensor in bank.items()}
             self.banks.append(bank)
-        self._pinned = pinned
+        self._is_copied = pinned and files is None
         for site, parameters in zip(sites, self._originals, strict=True):
             for name, parameter in parameters.items():
-                empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+                device = "cpu" if parameter.is_meta else parameter.device
+                empty = torch.empty(0, dtype=parameter.dtype, device=device)
                 site.experts._parameters[name] = nn.Parameter(empty, requires_grad=False)
-        if pinned:
+        if self._is_copied:
             self._originals = [{name: _shell(p) for name, p in parameters.items()} for parameters in self._originals]
 
     def restore(self) -> None:
         """Put the experts back into their modules."""
         for site, parameters, bank in zip(self._sites, self._originals, self.banks, strict=True):
             for name, parameter in parameters.items():
-                if self._pinned:
-                    parameter.data = bank[name].to(parameter.device)
+                if self._is_copied:
+                    parameter.data = bank[name][:].to(parameter.device)
                 site.experts._parameters[name] = parameter
 
 

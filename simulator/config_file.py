@@ -17,7 +17,7 @@ from trace_capture.files import write_text_atomic
 HEADER = (
     "Offload configuration of MoE Offload Studio.",
     "Run it:      moe-studio run --model <folder> --config {name}",
-    "Rehearse it: moe-studio simulate --trace <trace.parquet> --hardware <profile> --config {name}",
+    "Rehearse it: moe-studio simulate <trace.parquet> --hardware <profile> --config {name}",
     "Units are in the names of the keys. Keys that are left out take their defaults.",
 )
 
@@ -30,6 +30,7 @@ KEY_COMMENTS = {
     "cache.budget_bytes": "device memory for experts",
     "cache.budget_ratio": "share of all experts' bytes",
     "prefetch": "what is loaded before the router has spoken",
+    "prefetch.mode": "hint: load only; verify: load to the end; commit: run the predicted experts (inexact)",
     "prefetch.max_experts": "at most so many experts of the next layer",
     "device": "where the slots are; link numbers are used by the emulated device alone",
     "device.backend": "auto: CUDA where the model is on a CUDA device, else emulated",

@@ -110,11 +110,22 @@ class Machine:
             self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
             context = int(trace.position[item.start])
             predicted = self._predictions(item)
-            for layer, experts in enumerate(trace.pass_experts(item)):
+            for layer, experts in enumerate(self._executed(item, predicted)):
                 self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
                 if experts:
                     yield from self._layer(item, layer, experts, predicted)
             self.passes.append(times)
+
+    def _executed(self, item: Pass, predicted: list[list[int]]) -> list[list[int]]:
+        """Experts that each layer of a pass runs: the routed ones, or in mode `commit` those predicted for it.
+
+        The trace's predictions were made on exact routing; live, the errors of committed layers compound.
+        """
+        routed = self._trace.pass_experts(item)
+        if not predicted or "commit" not in self._core.modes:
+            return routed
+        chosen = zip(routed, predicted, self._core.modes, strict=True)
+        return [guess if mode == "commit" and guess else truth for truth, guess, mode in chosen]
 
     def _predictions(self, item: Pass) -> list[list[int]]:
         """Predicted experts of every layer of a pass; empty where the policy asks for none."""

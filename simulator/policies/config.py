@@ -45,6 +45,15 @@ class CacheConfig(BaseModel):
         return self
 
 
+Mode = Literal["hint", "verify", "commit"]
+"""What a layer does with a prediction of its experts (Speculating Experts, arXiv 2603.19289).
+
+hint: copies yield to demand and are withdrawn when the router disagrees; lossless. verify: copies go in the order of
+need and to their end, and what was missed is loaded after; lossless. commit: the layer runs the predicted experts with
+the predicted weights and nothing is loaded again (speculative execution); changes the output.
+"""
+
+
 class PrefetchConfig(BaseModel):
     """What is loaded ahead of the router."""
 
@@ -53,12 +62,37 @@ class PrefetchConfig(BaseModel):
     max_experts: int | None = Field(default=None, gt=0)
     """At most so many experts of the next layer; None for all that the source names."""
 
+    mode: Mode | tuple[Mode, ...] = "hint"
+    """For all layers, or one per MoE layer [L]. The first layer has no prediction and is native whatever it says,
+    and so is every layer in a prefill."""
+
     @field_validator("source")
     @classmethod
     def _known_source(cls, name: str) -> str:
         if name not in PREFETCH_POLICIES:
             raise unknown_name("prefetch source", name, PREFETCH_POLICIES)
         return name
+
+    @model_validator(mode="after")
+    def _predicts(self) -> PrefetchConfig:
+        modes = {self.mode} if isinstance(self.mode, str) else set(self.mode)
+        if modes - {"hint"} and PREFETCH_POLICIES[self.source]().prediction is None:
+            raise ValueError(f"modes verify and commit need a source that predicts, and '{self.source}' does not")
+        return self
+
+    def modes(self, num_layers: int) -> tuple[Mode, ...]:
+        """The mode of each MoE layer [L]; the first is always `hint`, since nothing predicts it.
+
+        Raises:
+            ConfigError: a mode per layer was given for another number of layers.
+        """
+        if isinstance(self.mode, str):
+            return ("hint", *[self.mode] * (num_layers - 1))
+        if len(self.mode) != num_layers:
+            raise ConfigError(
+                f"prefetch.mode has {len(self.mode)} entries, the model has {num_layers} MoE layers; give one for each"
+            )
+        return ("hint", *self.mode[1:])
 
 
 class DeviceConfig(BaseModel):
@@ -122,6 +156,8 @@ class OffloadConfig(BaseModel):
         if self.label:
             return self.label
         prefetch = "" if self.prefetch.source == "none" else f" + {self.prefetch.source}"
+        if self.prefetch.mode != "hint":
+            prefetch += f" ({self.prefetch.mode if isinstance(self.prefetch.mode, str) else 'mode per layer'})"
         return f"{self.cache.policy}/{self.cache.scope}{prefetch}"
 
 

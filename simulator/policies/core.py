@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from simulator.policies.cache import CachePolicy, Key, make_cache_policy
 from simulator.policies.capacity import Capacity, plan_capacity
-from simulator.policies.config import OffloadConfig
+from simulator.policies.config import Mode, OffloadConfig
 from simulator.policies.prefetch import PrefetchPolicy, make_prefetch_policy
 from trace_capture.model_shape import ModelShape
 
@@ -77,6 +77,7 @@ class OffloadCore:
         cache: makes one eviction policy per partition.
         prefetch: what to load ahead.
         max_prefetch: at most so many experts are named per layer; None for no limit.
+        modes: what each layer does with a prediction [L]; None for hints throughout.
         log: if given, every call and every plan is appended to it as a tuple.
     """
 
@@ -87,6 +88,7 @@ class OffloadCore:
         cache: Sequence[CachePolicy],
         prefetch: PrefetchPolicy,
         max_prefetch: int | None = None,
+        modes: Sequence[Mode] | None = None,
         log: list[tuple[Any, ...]] | None = None,
     ) -> None:
         self._expert_bytes = shape.expert_bytes
@@ -97,6 +99,7 @@ class OffloadCore:
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
         self.prefetch = prefetch
         self._max_prefetch = max_prefetch
+        self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self._log = log
         self._resident: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
         """Per layer: experts with a place on the device; True when the copy has landed, False until then."""
@@ -127,7 +130,8 @@ class OffloadCore:
         capacity = plan_capacity(config.cache, shape)
         policies = [make_cache_policy(config.cache.policy) for _ in capacity.partition_bytes]
         prefetch = make_prefetch_policy(config.prefetch.source)
-        return OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, log)
+        modes = config.prefetch.modes(shape.num_moe_layers)
+        return OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, modes, log)
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts. Nothing is prefetched in a prefill, where nearly every expert is active."""
@@ -152,7 +156,8 @@ class OffloadCore:
         self._counters.prefetch_loads -= 1
 
     def layer_routed(self, layer: int, experts: Sequence[int]) -> tuple[Key, ...]:
-        """The router of `layer` chose `experts` (distinct, in order). Gives queued copies for this layer that are
+        """`layer` runs `experts` (distinct, in order): its router's choice, or in mode `commit` the predicted ones.
+        Gives queued copies for this layer that are
         no longer wanted; the driver may cancel those that have not begun."""
         if self._log is not None:
             self._log.append(("layer_routed", layer, tuple(experts)))
@@ -162,7 +167,7 @@ class OffloadCore:
         self._foreseen.clear()
         self.prefetch.observe(layer, experts)
         self._count_lookups(layer, experts)
-        if not self._pending:
+        if not self._pending or self.modes[layer] != "hint":
             return ()
         return tuple(key for key in self._pending if key[0] == layer and key not in active)
 
@@ -284,6 +289,7 @@ class OffloadCore:
         keys = [(target, expert) for expert in wanted]
         self._foreseen.update(keys)
         resident = self._resident[target]
+        priority = PREFETCH_PRIORITY if self.modes[target] == "hint" else DEMAND_PRIORITY
         loads: list[Load] = []
         for key in keys:
             if key[1] in resident:
@@ -291,7 +297,7 @@ class OffloadCore:
             evicts = self._make_room(key, self._can_leave_unforeseen)
             if evicts is None:
                 break
-            loads.append(self._load(key, "prefetch", PREFETCH_PRIORITY, evicts))
+            loads.append(self._load(key, "prefetch", priority, evicts))
         return tuple(loads)
 
     def _load(self, key: Key, reason: str, priority: int, evicts: tuple[Key, ...]) -> Load:
