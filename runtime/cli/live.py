@@ -145,7 +145,7 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("strategy", "predicted", "measured", "error", "hits", "MB/token", "speed-up"):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in rows:

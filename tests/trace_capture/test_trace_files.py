@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -72,8 +73,7 @@ def test_file_is_plain_parquet_with_one_row_per_token(trace: Trace, saved: Path)
     assert table.num_rows == trace.num_tokens
     assert table.schema.names == [*COLUMNS, "predicted:guess"]
     assert table.column("experts").to_pylist() == trace.experts.reshape(trace.num_tokens, -1).tolist()
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.read_parquet(saved)
+    frame = pd.read_parquet(saved)
     assert frame.loc[5, "experts"].tolist() == trace.experts[5].ravel().tolist()
     assert frame.groupby("pass_id").size().tolist() == [p.stop - p.start for p in trace.passes]
 
