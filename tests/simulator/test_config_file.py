@@ -99,7 +99,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> N
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trace_capture.files.os.replace", fail)
+    monkeypatch.setattr("pathlib.Path.replace", fail)
     with pytest.raises(ValueError, match="No space left"):
         save_config(make_config(budget_ratio=0.9), path)
     assert path.read_text() == before
