@@ -39,7 +39,7 @@ ExpertBanks = Mapping[str, ExpertBank]
 
 
 def source_of(bank: ExpertBank, expert: int) -> Source:
-    """What a link copies: the slice itself, or, where it must be read from a file, a call that the link's thread makes."""
+    """What a link copies: the slice itself, or, where a file must be read, a call that the link's thread makes."""
     return bank[expert] if isinstance(bank, Tensor) else partial(bank.__getitem__, expert)
 
 
@@ -75,6 +75,12 @@ class SlotPool:
         slot = self._slot_of.pop(key)
         self.holder[slot] = None
         self._free.append(slot)
+
+    def clear(self) -> None:
+        """Nothing is held any more."""
+        self._free = list(range(self.num_slots - 1, -1, -1))
+        self._slot_of.clear()
+        self.holder = [None] * self.num_slots
 
     def slot_of(self, key: Key) -> int:
         """The slot of a resident key."""
