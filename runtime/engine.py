@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
 from runtime.link import CopyJob, ThreadedLink
 from runtime.recall import Recall
 from runtime.slots import SlotPool
 from runtime.store import ExpertStore
+from runtime.turns import Turns
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
@@ -113,6 +115,8 @@ class Engine:
         self._announced: PassRecord | None = None
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
+        self._broken = False
+        self.turns = Turns()
         self.recall = [Recall() for _ in sites]
         """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
         self.speculate_in_prefill = False
@@ -128,6 +132,14 @@ class Engine:
         Raises:
             LinkError: a copy failed.
         """
+        try:
+            return self._run_layer(layer, hidden, top_k_index, top_k_weights)
+        except BaseException:
+            self._broken = True
+            self.turns.give()
+            raise
+
+    def _run_layer(self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         entered_ns = perf_counter_ns()
         if layer == 0:
             self._begin_pass(hidden.shape[0])
@@ -187,6 +199,8 @@ class Engine:
                     raise RuntimeError(f"slot {slot} does not hold expert {key[1]} of MoE layer {key[0]}")
 
     def _begin_pass(self, tokens: int) -> None:
+        if self._broken:
+            self._start_afresh()
         record = self._announced or PassRecord(perf_counter_ns(), tokens > 1, tokens)
         self._announced = None
         self._foreseen = None
@@ -194,6 +208,17 @@ class Engine:
             record.is_prefill = False
         self.passes.append(record)
         self.core.begin_pass(record.is_prefill)
+
+    def _start_afresh(self) -> None:
+        """A pass was broken off somewhere between a plan and its end: empty the slots and forget what was planned."""
+        self.link.abandon()
+        old = self.core
+        self.core = OffloadCore.from_config(self.config, self.shape, old.log)
+        self.core.prefill_counters, self.core.decode_counters = old.prefill_counters, old.decode_counters
+        for pool in self.pools:
+            pool.clear()
+        self._evicted = []
+        self._broken = False
 
     def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer runs: its router's choice, or in mode `commit` what was predicted for it."""
@@ -293,14 +318,21 @@ def cached_tokens(kwargs: dict[str, Any]) -> int:
     return 0
 
 
-def watch_passes(model: nn.Module, engine: Engine) -> Any:
-    """Tell the engine of every forward pass of the model; gives the hook's handle."""
+def watch_passes(model: nn.Module, engine: Engine) -> list[RemovableHandle]:
+    """Tell the engine of every forward pass of the model, and let threads take turns; gives the hooks' handles."""
 
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = kwargs.get("input_ids", args[0] if args else None)
         if inputs is None:
             inputs = kwargs.get("inputs_embeds")
         tokens = int(inputs.shape[1]) if inputs is not None else 1
+        engine.turns.take()
         engine.announce_pass(tokens > 1 and cached_tokens(kwargs) == 0, tokens)
 
-    return model.register_forward_pre_hook(hook, with_kwargs=True)
+    def end(*_: Any) -> None:
+        engine.turns.give()
+
+    return [
+        model.register_forward_pre_hook(begin, with_kwargs=True),
+        model.register_forward_hook(end, always_call=True),
+    ]

@@ -133,6 +133,16 @@ class ThreadedLink:
                 self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.start_ns, job.end_ns))
         return landed
 
+    def abandon(self) -> None:
+        """Drop everything queued, wait for the copy that has begun, forget what has landed or failed."""
+        with self._lock:
+            begun = [job for key, job in self._outstanding.items() if key not in self._queued]
+            self._queued.clear()
+            self._outstanding.clear()
+        for job in begun:
+            job.copied.wait()
+        self._served.clear()
+
     def close(self) -> None:
         """Stop the thread; queued copies are dropped."""
         with self._wake:

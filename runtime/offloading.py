@@ -95,7 +95,7 @@ def offload(
     model.set_experts_implementation(IMPLEMENTATION)
     for site in sites:
         _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
-    handles = [watch_passes(model, engine)]
+    handles = watch_passes(model, engine)
     if predictor is not None:
         handles += predictor.attach()
     _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites)

@@ -100,7 +100,7 @@ class OffloadCore:
         self.prefetch = prefetch
         self._max_prefetch = max_prefetch
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
-        self._log = log
+        self.log = log
         self._resident: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
         """Per layer: experts with a place on the device; True when the copy has landed, False until then."""
         self._pending: dict[Key, None] = {}
@@ -135,22 +135,22 @@ class OffloadCore:
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts. Nothing is prefetched in a prefill, where nearly every expert is active."""
-        if self._log is not None:
-            self._log.append(("begin_pass", is_prefill))
+        if self.log is not None:
+            self.log.append(("begin_pass", is_prefill))
         self._prefill = is_prefill
         self._counters = self.prefill_counters if is_prefill else self.decode_counters
 
     def landed(self, key: Key) -> None:
         """The copy of `key` has finished."""
-        if self._log is not None:
-            self._log.append(("landed", key))
+        if self.log is not None:
+            self.log.append(("landed", key))
         self._resident[key[0]][key[1]] = True
         del self._pending[key]
 
     def cancelled(self, key: Key) -> None:
         """A queued copy of `key` was withdrawn before it began."""
-        if self._log is not None:
-            self._log.append(("cancelled", key))
+        if self.log is not None:
+            self.log.append(("cancelled", key))
         self._leave(key)
         self._counters.bytes_loaded -= self._expert_bytes[key[0]]
         self._counters.prefetch_loads -= 1
@@ -159,8 +159,8 @@ class OffloadCore:
         """`layer` runs `experts` (distinct, in order): its router's choice, or in mode `commit` the predicted ones.
         Gives queued copies for this layer that are
         no longer wanted; the driver may cancel those that have not begun."""
-        if self._log is not None:
-            self._log.append(("layer_routed", layer, tuple(experts)))
+        if self.log is not None:
+            self.log.append(("layer_routed", layer, tuple(experts)))
         self._layer = layer
         self._remaining = list(experts)
         active = self._active = {(layer, expert) for expert in experts}
@@ -192,8 +192,8 @@ class OffloadCore:
             used((layer, expert))
         self._wave = experts
         wave = Wave(experts, tuple(loads), wait)
-        if self._log is not None:
-            self._log.append(("wave", wave))
+        if self.log is not None:
+            self.log.append(("wave", wave))
         return wave
 
     def plan_prefetch(self, predicted: Sequence[int]) -> tuple[Load, ...]:
@@ -201,8 +201,8 @@ class OffloadCore:
 
         Experts are taken in order until no room can be made without touching what this layer or the next needs.
         """
-        if self._log is not None:
-            self._log.append(("plan_prefetch", tuple(predicted)))
+        if self.log is not None:
+            self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         if self._prefill or target >= self._num_layers:
             return ()
@@ -211,14 +211,14 @@ class OffloadCore:
             loads: tuple[Load, ...] = ()
         else:
             loads = self._load_ahead(target, wanted[: self._max_prefetch])
-        if self._log is not None:
-            self._log.append(("prefetch", loads))
+        if self.log is not None:
+            self.log.append(("prefetch", loads))
         return loads
 
     def wave_done(self) -> None:
         """The experts of the last wave have run."""
-        if self._log is not None:
-            self._log.append(("wave_done",))
+        if self.log is not None:
+            self.log.append(("wave_done",))
         if len(self._wave) == len(self._remaining):
             self._remaining = []
             self._active = set()
@@ -230,8 +230,8 @@ class OffloadCore:
 
     def layer_done(self) -> tuple[Key, ...]:
         """All experts of the layer have run. Gives keys that the cache policy drops now."""
-        if self._log is not None:
-            self._log.append(("layer_done",))
+        if self.log is not None:
+            self.log.append(("layer_done",))
         self._active = set()
         layer = self._layer
         partition = self._partition_of_layer[layer]
