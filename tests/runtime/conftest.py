@@ -73,10 +73,25 @@ def tiny() -> Callable[..., torch.nn.Module]:
     return build
 
 
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+    ),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """The CPU with its emulated device, and CUDA where there is one."""
+    return str(request.param)
+
+
 @pytest.fixture(params=sorted(ARCHITECTURES))
-def any_model(request: pytest.FixtureRequest) -> torch.nn.Module:
-    """A tiny random model of every architecture in turn."""
-    return build(request.param)
+def any_model(request: pytest.FixtureRequest, device: str) -> torch.nn.Module:
+    """A tiny random model of every architecture in turn, on every device in turn."""
+    return build(request.param).to(device)
 
 
 @pytest.fixture(scope="session")

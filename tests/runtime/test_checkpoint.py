@@ -21,6 +21,7 @@ from runtime.expert_files import expert_files
 from runtime.link import CopyJob, EmulatedLink
 from runtime.models import Sampling, load_model, quiet_transformers
 from runtime.slots import source_of
+from runtime.tensor_files import TensorFile
 from simulator.policies.config import parse_config
 from trace_capture.errors import ModelError
 from trace_capture.hooks import discover, model_shape
@@ -111,6 +112,15 @@ def test_every_expert_is_the_slice_that_a_whole_load_gives(saved, architecture: 
             assert (bank.shape, bank.dtype, bank.num_bytes) == (truth.shape, truth.dtype, truth.numel() * 2)
             assert all(torch.equal(bank[expert], truth[expert]) for expert in range(12))
     assert not [name for name in parameters if ".experts." in name]
+
+
+def test_pages_that_were_released_are_read_again(saved) -> None:
+    file = TensorFile(second_shard(saved("mixtral")))
+    key = next(key for key in file.keys() if ".experts." in key)
+    view = file.read(key)
+    before = view.clone()
+    file.release()
+    assert torch.equal(view, before) and torch.equal(file.read(key, 1), before[1])
 
 
 def test_every_other_weight_is_loaded_and_no_expert_is(saved) -> None:

@@ -27,7 +27,7 @@ def run_with_residuals(model: torch.nn.Module, vectors: torch.Tensor):
         )
         handles.append(site.experts.register_forward_hook(lambda _, __, out, i=site.index: outputs.__setitem__(i, out)))
     with torch.no_grad():
-        model(PROMPT)
+        model(PROMPT.to(model.device))
     for handle in handles:
         handle.remove()
     return sites, residuals, routed, outputs

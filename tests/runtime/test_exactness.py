@@ -23,6 +23,7 @@ SETTINGS = {
     },
     "quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden"}},
 }
+TOLERANCE = {"cpu": 1e-6, "cuda": 1e-5}
 PROMPT = torch.arange(3, 27)[None]
 
 
@@ -31,13 +32,14 @@ def config(setting: str) -> OffloadConfig:
 
 
 def greedy(model: torch.nn.Module) -> torch.Tensor:
+    prompt = PROMPT.to(model.device)
     with torch.no_grad():
-        return model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=16, do_sample=False)
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
 
 
 def prefill(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
-        return model(PROMPT).logits
+        return model(PROMPT.to(model.device)).logits
 
 
 def vectors(model: torch.nn.Module) -> torch.Tensor:
@@ -49,7 +51,7 @@ def test_tokens_and_logits_equal_the_untouched_model(any_model: torch.nn.Module,
     logits, tokens = prefill(any_model), greedy(any_model)
     engine = offload(any_model, config(setting), default_vectors=vectors(any_model))
     try:
-        assert torch.allclose(prefill(any_model), logits, atol=1e-6, rtol=0)
+        assert torch.allclose(prefill(any_model), logits, atol=TOLERANCE[any_model.device.type], rtol=0)
         assert torch.equal(greedy(any_model), tokens)
         engine.verify_residency()
         counters = engine.core.decode_counters
