@@ -66,6 +66,6 @@ def load_default_vectors(path: Path) -> Tensor:
             return vectors.to(torch.float32)
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"no usable default vectors at {path} ({error}); make them with "
-            "'moe-studio capture --predict quasi-hidden', which writes them beside the trace, and pass --vectors"
+            f"no usable default vectors at {path} ({error}); make them with 'moe-studio calibrate-model', or with "
+            "'moe-studio capture --predict quasi-hidden' and pass the file it writes with --vectors"
         ) from error
