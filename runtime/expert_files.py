@@ -80,6 +80,8 @@ class FileBank:
         tensor = torch.empty(self.shape, dtype=self.dtype, pin_memory=pinned)
         for expert in range(self.shape[0]):
             tensor[expert].copy_(self[expert])
+        for file in {file for places in self._places.values() for file, _ in places}:
+            file.release()
         return tensor
 
     def _parts(self, pattern: str, expert: int, only_meta: bool) -> list[Tensor]:

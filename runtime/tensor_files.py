@@ -76,6 +76,11 @@ class TensorFile:
         self._read_ahead(offset, count * like.element_size())
         return torch.frombuffer(self._map, dtype=like.dtype, count=count, offset=offset).view(like.shape)
 
+    def release(self) -> None:
+        """Take the file's pages out of this process; they stay in the system's page cache, and views stay valid."""
+        if _HAS_READ_AHEAD:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def _read_ahead(self, offset: int, num_bytes: int) -> None:
         if _HAS_READ_AHEAD and num_bytes:
             first = offset - offset % mmap.PAGESIZE

@@ -9,7 +9,6 @@ mapping that the system can take back at any time).
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -46,7 +45,8 @@ def write_checkpoint(folder: Path, num_bytes: int) -> int:
     config.save_pretrained(folder)
     shards: dict[str, str] = {}
     total = 0
-    for number, tensors in enumerate([_ends(), *(_layer(layer) for layer in range(layers))]):
+    for number in range(layers + 1):
+        tensors = _layer(number - 1) if number else _ends()
         shard = f"model-{number + 1:05d}-of-{layers + 1:05d}.safetensors"
         save_file(tensors, folder / shard, {"format": "pt"})
         shards |= dict.fromkeys(tensors, shard)
@@ -87,11 +87,15 @@ def _layer(layer: int) -> dict[str, torch.Tensor]:
 
 
 def memory_mb() -> dict[str, int]:
-    """Resident memory of this process now, and at its peak, in units of 10^6 bytes."""
+    """Resident memory of this process now, and at its peak, in units of 10^6 bytes.
+
+    The peak is VmHWM, which is ru_maxrss without what the parent process had before this one was started.
+    """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     anonymous, resident = kilobytes["Anonymous"], kilobytes["Rss"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0])
     return {
         "anonymous": round(anonymous * 1.024e-3),
         "files": round((resident - anonymous) * 1.024e-3),
@@ -100,7 +104,7 @@ def memory_mb() -> dict[str, int]:
 
 
 def measure(way: str, folder: str) -> dict[str, Any]:
-    """Load and generate in this process; figures after loading and at the end."""
+    """Load, offload and generate in this process; memory after loading and at the end."""
     from transformers import AutoModelForCausalLM
 
     from runtime import OffloadConfig, offload
@@ -116,9 +120,10 @@ def measure(way: str, folder: str) -> dict[str, Any]:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     else:
         model = stream_model(folder, host_bytes=10**15 if way == "packed" else 0)
-    seconds, loaded = time.perf_counter() - start, memory_mb()
+    loaded = memory_mb()
     if way != "whole":
         offload(model, OffloadConfig.for_fraction(0.25))
+    seconds = time.perf_counter() - start
     start = time.perf_counter()
     ids = torch.arange(2, 10).unsqueeze(0)
     with torch.no_grad():
