@@ -127,7 +127,7 @@ def _within_one_expert(operation: loading.ConversionOps) -> bool:
     """Whether an operation on the first expert alone gives the first row of the operation on all."""
     if isinstance(operation, loading.MergeModulelist):
         return bool(operation.dim == 0)
-    if isinstance(operation, loading.Concatenate | loading.Interleave):
+    if type(operation).__name__ in ("Concatenate", "Interleave"):
         return bool(operation.dim != 0)
     if isinstance(operation, loading.Transpose):
         return 0 not in (operation.dim0, operation.dim1)
