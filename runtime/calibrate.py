@@ -18,7 +18,7 @@ from torch import Tensor
 from runtime.engine import Engine, PassRecord
 from runtime.kernels import SlotExperts, stock_kernel
 from runtime.measure import generate_offloaded
-from runtime.models import LoadedModel, Sampling
+from runtime.models import LoadedModel, Sampling, host_memory_bytes
 from runtime.offloading import model_name, offloaded
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
@@ -342,6 +342,4 @@ def _best_seconds(work: Callable[[], Tensor]) -> float:
 def _memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    import os
-
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_memory_bytes()

@@ -21,7 +21,7 @@ from transformers.models.auto.auto_factory import _get_model_class
 
 from runtime.engine import Engine
 from runtime.expert_files import ExpertFiles, FileBank, attach_expert_files, map_experts
-from runtime.models import LoadedModel, load_tokenizer, model_source, quiet_transformers
+from runtime.models import LoadedModel, host_memory_bytes, load_tokenizer, model_source, quiet_transformers
 from runtime.offloading import STREAMED_IMPLEMENTATION, offload
 from runtime.tensor_files import TensorFile
 from simulator.policies.config import OffloadConfig
@@ -86,6 +86,13 @@ def stream_model(source: str, device: str = "cpu", *, host_bytes: int = 0) -> Ca
 def checkpoint_bytes(path: str) -> int:
     """Bytes of the weights in a local model folder; 0 for a hub id. Tells whether a model should be streamed."""
     return sum(file.stat().st_size for file in Path(model_source(path)).glob("*.safetensors"))
+
+
+def should_stream(path: str, wanted: bool | None) -> bool:
+    """Whether to leave a model's experts in their files: as wanted, or where the weights are more than half of RAM."""
+    if wanted is not None:
+        return wanted
+    return checkpoint_bytes(path) > host_memory_bytes() / 2
 
 
 def _check_folder(folder: Path) -> None:

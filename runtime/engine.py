@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
 from runtime.link import CopyJob, ThreadedLink
 from runtime.recall import Recall
-from runtime.slots import SlotPool
+from runtime.slots import SlotPool, source_of
 from runtime.store import ExpertStore
 from runtime.turns import Turns
 from simulator.policies.cache import Key
@@ -261,7 +261,7 @@ class Engine:
             pool = self._pool_of_layer[load.key[0]]
             slot = pool.take(load.key)
             bank, expert = self.store.banks[load.key[0]], load.key[1]
-            pairs = [(tensor[slot], bank[name][expert]) for name, tensor in pool.tensors.items()]
+            pairs = [(tensor[slot], source_of(bank[name], expert)) for name, tensor in pool.tensors.items()]
             jobs.append(CopyJob(load.key, load.num_bytes, load.reason, load.priority, pairs))
         self.link.submit(jobs)
         if self._serial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,6 +189,11 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     if not texts:
         raise ModelError("the given files hold no text; give a text file of some thousand words with --texts")
     return texts
+
+
+def host_memory_bytes() -> int:
+    """Bytes of RAM of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:

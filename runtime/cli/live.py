@@ -28,6 +28,9 @@ def run_command(
     temperature: Temperature = 0.8,
     seed: Seed = 0,
     vectors: Vectors = None,
+    stream: Annotated[
+        bool | None, typer.Option(help="Leave experts in the checkpoint's files; by default where RAM would not do.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,6 +39,7 @@ def run_command(
     Example: moe-studio run --model demo --config tuned.toml --text "It was a dark night"
     """
     with needs_live():
+        from runtime.checkpoint import load_streamed, should_stream
         from runtime.measure import measure
         from runtime.models import Sampling, load_model, read_prompts
     from simulator.config_file import load_config
@@ -45,8 +49,9 @@ def run_command(
     chosen = load_config(config) if config else OffloadConfig.for_fraction(budget_ratio)
     texts = read_prompts(prompts, text)
     with progress_bar(not as_json) as step:
+        loaded = load_streamed(model) if should_stream(model, stream) else load_model(model)
         run = measure(
-            load_model(model),
+            loaded,
             texts,
             chosen,
             max_new_tokens,

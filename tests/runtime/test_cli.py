@@ -90,6 +90,12 @@ def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path,
     assert "emulated link" in shown
 
 
+def test_run_from_streamed_experts_writes_the_same_text(model_folder: Path) -> None:
+    arguments = ["run", "--model", model_folder, "--text", "the night", "--max-new-tokens", "6", "--json"]
+    texts = [json.loads(studio(*arguments, flag).stdout)["texts"] for flag in ("--stream", "--no-stream")]
+    assert texts[0] == texts[1]
+
+
 def test_truncated_edited_and_foreign_traces(trace: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(trace.read_bytes()[:-200])
