@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from runtime.default_vectors import VECTORS_FILE, DefaultVectors, load_default_vectors, save_default_vectors
+from runtime.estimator import ESTIMATOR_FILE, PREDICTORS, make_predictor
 from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
-from runtime.predictors import QuasiHidden
 from trace_capture.errors import ConfigError, ModelError
 from trace_capture.files import make_folder
 from trace_capture.hooks import MoeSite, RoutingRecorder, discover, model_shape
@@ -21,7 +21,6 @@ from trace_capture.trace_store import TraceWriter
 from trace_capture.versions import software_versions
 
 Progress = Callable[[int, int], None]
-PREDICTORS = ("quasi-hidden",)
 
 
 def capture(
@@ -33,6 +32,7 @@ def capture(
     sampling: Sampling = GREEDY,
     predict: str | None = None,
     vectors_path: Path | None = None,
+    estimator_path: Path | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Record prefill and decode of every prompt into a trace.
@@ -45,9 +45,10 @@ def capture(
         out: Parquet file to write.
         max_new_tokens: per prompt.
         sampling: how tokens are chosen.
-        predict: `quasi-hidden` to record the predictor's ids beside the true ones.
+        predict: one of `PREDICTORS`, to record its ids beside the true ones.
         vectors_path: default vectors for that predictor; by default the file beside the model, and if there is none
             they are measured on the prompts' prefill and written beside the trace.
+        estimator_path: trained estimator for `estimator` and `hybrid`; by default the file beside the model.
         progress: called with (prompts done, prompts in all).
 
     Returns:
@@ -65,7 +66,11 @@ def capture(
     shape = model_shape(loaded.model, sites, model_name(loaded.model))
     info = _info(loaded, shape, prompts, max_new_tokens, sampling, predict)
     with TraceWriter(out, info, {predict: shape.top_k} if predict else {}) as writer:
-        predictor = _predictor(loaded, sites, shape, encoded, out, vectors_path) if predict else None
+        predictor = None
+        if predict is not None:
+            vectors = _default_vectors(loaded, sites, shape, encoded, out, vectors_path)
+            estimator = estimator_path or Path(loaded.path) / ESTIMATOR_FILE
+            predictor = make_predictor(predict, sites, vectors, estimator)
         recorder = RoutingRecorder(loaded.model, sites, writer.append, predictor)
         with recorder:
             for number, ids in enumerate(encoded):
@@ -133,21 +138,21 @@ def calibrate_model(
     return vectors
 
 
-def _predictor(
+def _default_vectors(
     loaded: LoadedModel,
     sites: Sequence[MoeSite],
     shape: ModelShape,
     encoded: Sequence[torch.Tensor],
     out: Path,
     vectors_path: Path | None,
-) -> QuasiHidden:
+) -> torch.Tensor:
     beside_model = Path(loaded.path) / VECTORS_FILE
     path = vectors_path or (beside_model if beside_model.is_file() else None)
     if path is not None:
-        return QuasiHidden(sites, load_default_vectors(path))
+        return load_default_vectors(path)
     vectors = measure_default_vectors(loaded, sites, shape, encoded)
     save_default_vectors(vectors, vectors_beside(out), f"prefill of {len(encoded)} captured prompts")
-    return QuasiHidden(sites, load_default_vectors(vectors_beside(out)))
+    return load_default_vectors(vectors_beside(out))
 
 
 def vectors_beside(trace: Path) -> Path:

@@ -35,6 +35,7 @@ def measure(
     hardware: HardwareProfile | None = None,
     trace_digest: str = "",
     vectors_path: Path | None = None,
+    estimator_path: Path | None = None,
     record_spans: bool = True,
     progress: Progress | None = None,
 ) -> Run:
@@ -49,6 +50,7 @@ def measure(
         hardware: profile to name in the record.
         trace_digest: of the trace whose tokens this run makes again, if it does.
         vectors_path: default vectors for prefetch by the quasi-hidden state.
+        estimator_path: trained estimator for prefetch by `estimator` or `hybrid`.
         record_spans: keep the timeline.
         progress: called with (prompts done, prompts in all).
 
@@ -60,7 +62,7 @@ def measure(
     """
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     texts: list[str] = []
-    with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
+    with offloaded(loaded.model, config, default_vectors=vectors_path, estimator=estimator_path) as engine:
         if record_spans:
             engine.link.spans = []
         ends_ns: list[int] = []

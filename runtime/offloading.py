@@ -15,16 +15,16 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from runtime.default_vectors import VECTORS_FILE, load_default_vectors
 from runtime.engine import Engine, watch_passes
+from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_files import expert_files
 from runtime.link import EmulatedLink, ThreadedLink
-from runtime.predictors import QuasiHidden
 from runtime.slots import make_pools
 from runtime.store import ExpertStore
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import CausalModel, MoeSite, discover, model_shape
+from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, model_shape
 
 IMPLEMENTATION = "moe_studio_offload"
 STREAMED_IMPLEMENTATION = "moe_studio_streamed"
@@ -50,6 +50,7 @@ def offload(
     config: OffloadConfig,
     *,
     default_vectors: Tensor | Path | None = None,
+    estimator: Path | None = None,
     name: str | None = None,
     log: list[tuple[Any, ...]] | None = None,
 ) -> Engine:
@@ -62,6 +63,8 @@ def offload(
         config: budget, cache policy, prefetch and device.
         default_vectors: [L, E, H] or a file of them, for prefetch by the quasi-hidden state; by default the file
             beside the model's weights.
+        estimator: file of a trained estimator, for prefetch by `estimator` or `hybrid`; by default the one beside
+            the model's weights.
         name: what reports call the model; by default the last part of its path.
         log: if given, every call to the offload core and every plan is appended to it.
 
@@ -79,7 +82,7 @@ def offload(
     shape = model_shape(model, sites, name or model_name(model))
     capacity = plan_capacity(config.cache, shape)
     core = OffloadCore.from_config(config, shape, log)
-    predictor = _make_predictor(model, core, sites, default_vectors)
+    predictor = _make_predictor(model, core, sites, default_vectors, estimator)
     device = next(model.parameters()).device
     on_cuda = _on_cuda(config, device)
     implementation = model.config._experts_implementation
@@ -188,11 +191,10 @@ def _make_link(config: OffloadConfig, device: torch.device, on_cuda: bool) -> Th
 
 
 def _make_predictor(
-    model: CausalModel, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None
-) -> QuasiHidden | None:
+    model: CausalModel, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None, estimator: Path | None
+) -> Predictor | None:
     if core.prefetch.prediction is None:
         return None
-    if isinstance(source, Tensor):
-        return QuasiHidden(sites, source)
-    path = source or Path(str(getattr(model, "name_or_path", ""))) / VECTORS_FILE
-    return QuasiHidden(sites, load_default_vectors(path))
+    folder = Path(str(getattr(model, "name_or_path", "")))
+    vectors = source if isinstance(source, Tensor) else load_default_vectors(source or folder / VECTORS_FILE)
+    return make_predictor(core.prefetch.prediction, sites, vectors, estimator or folder / ESTIMATOR_FILE)

@@ -44,11 +44,15 @@ class QuasiHidden:
         sources = [(site.norm or site.router, site.index) for site in self._sites]
         return [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
 
-    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and weights foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; each [T, K]."""
+    def state(self, layer: int, ids: Tensor, weights: Tensor) -> Tensor:
+        """d_l + r_l of MoE layer `layer`, the quasi-hidden state in front of the next norm: [T, H]."""
         residual = self._residual[layer]
         default = (self._vectors[layer][ids] * weights.unsqueeze(-1).to(self._vectors.dtype)).sum(dim=1)
-        return self._sites[layer + 1].route(residual.reshape(default.shape) + default)
+        return residual.reshape(default.shape) + default
+
+    def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and weights foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; each [T, K]."""
+        return self._sites[layer + 1].route(self.state(layer, ids, weights))
 
 
 def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -67,6 +67,8 @@ PREFETCH_POLICIES: dict[str, Callable[[], PrefetchPolicy]] = {
     "none": NoPrefetch,
     "previous-token": PreviousToken,
     "quasi-hidden": lambda: Predicted("quasi-hidden"),
+    "estimator": lambda: Predicted("estimator"),
+    "hybrid": lambda: Predicted("hybrid"),
 }
 
 
