@@ -124,10 +124,10 @@ class TrainedEstimator:
         Raises:
             StudioError: the place cannot be written to.
         """
-        facts = json.dumps(self.facts(), sort_keys=True)
+        facts = json.dumps(self.facts() | {"kind": _KIND}, sort_keys=True)
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
         with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"kind": _KIND, "facts": facts})
+            save_file(tensors, temporary, metadata={"facts": facts})  # one entry: several come in random order
             temporary.chmod(0o644)  # safetensors writes for the owner alone
         write_text_atomic(facts_path(path), json.dumps(self.facts(), sort_keys=True, indent=1) + "\n")
 
@@ -145,10 +145,9 @@ def load_estimator(path: Path) -> TrainedEstimator:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("kind") != _KIND:
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+            if facts.get("kind") != _KIND:
                 raise ModelError(f"{path} is not an estimator; make one with moe-studio train-estimator")
-            facts = json.loads(metadata["facts"])
             network = EstimatorNetwork(EstimatorSizes(**facts["sizes"]))
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
         return TrainedEstimator(

@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import run_json, say_run
-from runtime.cli.traces import Model, NewTokens, PromptFile, Seed, Temperature, Vectors
+from runtime.cli.traces import Estimator, Model, NewTokens, PromptFile, Seed, Temperature, Vectors
 
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
@@ -28,6 +28,7 @@ def run_command(
     temperature: Temperature = 0.8,
     seed: Seed = 0,
     vectors: Vectors = None,
+    estimator: Estimator = None,
     stream: Annotated[
         bool | None, typer.Option(help="Leave experts in the checkpoint's files; by default where RAM would not do.")
     ] = None,
@@ -57,6 +58,7 @@ def run_command(
             max_new_tokens,
             sampling=Sampling(temperature, seed),
             vectors_path=vectors,
+            estimator_path=estimator,
             progress=step("run"),
         )
     if out is not None:

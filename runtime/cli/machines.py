@@ -17,7 +17,7 @@ TracePath = Annotated[Path, typer.Argument(help="A trace made by capture or impo
 Hardware = Annotated[str, typer.Option("--hardware", help="A profile: TOML file, or the name of a shipped one.")]
 Strategy = Annotated[str, typer.Option("--strategy", help="Cache policy: none, lru, lfu, lfu-ageing, random.")]
 Scope = Annotated[str, typer.Option("--scope", help="layer: slots of each layer's own; global: one pool for all.")]
-Prefetch = Annotated[str, typer.Option("--prefetch", help="none, previous-token or quasi-hidden.")]
+Prefetch = Annotated[str, typer.Option("--prefetch", help="none, previous-token, quasi-hidden, estimator or hybrid.")]
 BudgetMib = Annotated[float | None, typer.Option("--budget-mib", help="Device memory for experts, in MiB.")]
 BudgetRatio = Annotated[float | None, typer.Option("--budget-ratio", help="Instead: share of all experts' bytes.")]
 DEFAULT_HARDWARE = "rtx4090-pcie4x16"

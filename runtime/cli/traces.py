@@ -19,6 +19,7 @@ NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens 
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal texts.")]
 Vectors = Annotated[Path | None, typer.Option("--vectors", help="Default vectors (safetensors) of the model.")]
+Estimator = Annotated[Path | None, typer.Option("--estimator", help="Trained estimator (safetensors) of the model.")]
 
 
 @app.command("capture")
@@ -30,8 +31,11 @@ def capture_command(
     max_new_tokens: NewTokens = 64,
     temperature: Temperature = 0.8,
     seed: Seed = 0,
-    predict: Annotated[str | None, typer.Option(help="Record this predictor too: quasi-hidden.")] = None,
+    predict: Annotated[
+        str | None, typer.Option(help="Record this predictor too: quasi-hidden, estimator or hybrid.")
+    ] = None,
     vectors: Vectors = None,
+    estimator: Estimator = None,
     as_json: Json = False,
 ) -> None:
     """Record where a live model routes its tokens while it continues some prompts.
@@ -53,6 +57,7 @@ def capture_command(
             sampling=Sampling(temperature, seed),
             predict=predict,
             vectors_path=vectors,
+            estimator_path=estimator,
             progress=step("capture"),
         )
     _report(trace, out, as_json)
@@ -86,6 +91,44 @@ def calibrate_model_command(
         return
     say(f"{place}: default vectors of {pairs} (layer, expert) pairs, {unseen} never seen and left zero")
     say_next(f"moe-studio capture --model {model} --predict quasi-hidden --text 'your prompt' --out t.parquet")
+
+
+@app.command("train-estimator")
+def train_estimator_command(
+    texts: Annotated[list[Path], typer.Option("--texts", help="Text file; a form feed separates texts. Repeatable.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File; by default beside the model's weights.")] = None,
+    model: Model = "demo",
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
+    vectors: Vectors = None,
+    margin: Annotated[float, typer.Option(min=0, help="Recall by which it must beat the router on a layer.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal estimators.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a stopped training.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small network that foresees the next layer's experts where the router drifts.
+
+    Example: moe-studio train-estimator --model MODEL --texts notes.txt --steps 2000
+    """
+    with needs_live():
+        from runtime.default_vectors import VECTORS_FILE, load_default_vectors
+        from runtime.estimator import ESTIMATOR_FILE
+        from runtime.estimator_training import TrainingSettings, train_estimator
+        from runtime.models import load_model, read_texts
+    quiet_threads()
+    settings = TrainingSettings(steps=steps, margin=margin, seed=seed, warmup_steps=min(20, steps))
+    pieces = read_texts(texts)
+    with progress_bar(not as_json) as step:
+        loaded = load_model(model)
+        place = out or Path(loaded.path) / ESTIMATOR_FILE
+        default_vectors = load_default_vectors(vectors or Path(loaded.path) / VECTORS_FILE)
+        report = step("train-estimator")
+        trained = train_estimator(loaded, pieces, default_vectors, place, settings, resume=resume, progress=report)
+    facts = trained.facts() | {"path": str(place)}
+    if as_json:
+        say_json(facts)
+        return
+    _report_estimator(facts)
+    say_next(f"moe-studio capture --model {model} --predict hybrid --text 'your prompt' --out t.parquet")
 
 
 @app.command("import")
@@ -157,6 +200,19 @@ def summary(trace: Trace) -> dict[str, Any]:
         "predictor_recall": {name: mean(recall) for name, recall in predictor_recall(trace).items()},
         "digest": trace.digest,
     }
+
+
+def _report_estimator(facts: dict[str, Any]) -> None:
+    training, recall = facts["training"], facts["recall"]
+    say(f"{facts['path']}: estimator of {facts['parameters']:,} parameters for {facts['model']}")
+    first, last = training["kl_nats_first_tenth"], training["kl_nats_last_tenth"]
+    held_out = training["kl_nats_validation"]
+    say(f"  KL divergence {first:.3f} nats at first, {last:.3f} at last, {held_out:.3f} on validation text")
+    say("  recall on validation text")
+    say("  layer   router  estimator  taken")
+    for layer, taken in list(enumerate(facts["layer_map"]))[1:]:
+        router, estimator = recall["router"][layer], recall["estimator"][layer]
+        say(f"  {layer:5d} {100 * router:6.1f} %   {100 * estimator:6.1f} %  {taken}")
 
 
 def _report(trace: Trace, path: Path, as_json: bool) -> None:

@@ -230,3 +230,29 @@ def test_on_the_demo_model_it_beats_the_router_where_that_drifts_and_hybrid_is_n
         scores = measure_recall(reader, unseen, range(len(unseen)), load_estimator(path).network)
     assert trained.layer_map[1] == "estimator"
     assert scores.estimator[1] > scores.router[1] + 0.02
+
+
+def test_the_verb_trains_reports_and_refuses(model_folder: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from runtime.cli import traces  # noqa: F401 - registers the verb
+    from runtime.cli.app import app
+    from runtime.default_vectors import DefaultVectors, save_default_vectors
+
+    save_default_vectors(DefaultVectors.empty(4, 8, 64), tmp_path / "v.safetensors", "none: zeros")
+    (tmp_path / "texts.txt").write_text("the road was dark and the night was long " * 60)
+    arguments = ["train-estimator", "--model", str(model_folder), "--texts", str(tmp_path / "texts.txt")]
+    arguments += [
+        "--steps",
+        "3",
+        "--vectors",
+        str(tmp_path / "v.safetensors"),
+        "--out",
+        str(tmp_path / "e.safetensors"),
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    facts = json.loads(result.stdout)
+    assert facts["layer_map"] == list(load_estimator(tmp_path / "e.safetensors").layer_map)
+    assert "recall on validation text" in CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    with pytest.raises(ModelError, match="without --resume"):
+        CliRunner().invoke(app, [*arguments, "--resume"], catch_exceptions=False)
