@@ -22,6 +22,7 @@ from trace_capture.trace import Phase
 from trace_capture.versions import software_versions
 
 Progress = Callable[[int, int], None]
+_EMULATED = "emulated link: copies are paced to the configured rate, not those of a PCIe link"
 
 
 def measure(
@@ -77,6 +78,7 @@ def measure(
         spans = _spans(engine, passes) if record_spans else ()
         metrics = summarise(passes, engine.core.prefill_counters, engine.core.decode_counters)
         shape_name = engine.shape.name
+        store_note = engine.store.note
         is_emulated = type(engine.link).__name__ == "EmulatedLink"
     decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL]
     info = RunInfo(
@@ -90,9 +92,7 @@ def measure(
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("torch", "transformers"),
         metrics=metrics,
-        notes=["emulated link: copies are paced to the configured rate, not those of a PCIe link"]
-        if is_emulated
-        else [],
+        notes=[note for note in (_EMULATED if is_emulated else "", store_note) if note],
     )
     return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def offload(
     on_cuda = _on_cuda(config, device)
     implementation = model.config._experts_implementation
     store = ExpertStore(sites, pinned=on_cuda, files=files)
+    if store.note:
+        warnings.warn(store.note, RuntimeWarning, stacklevel=2)
     try:
         pools = make_pools(store.banks, capacity, shape.expert_bytes, device)
     except ConfigError:

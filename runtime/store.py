@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runtime.expert_files import ExpertFiles
 from runtime.slots import ExpertBanks
@@ -24,21 +24,23 @@ class ExpertStore:
         pinned: copy the experts to page-locked memory, from which CUDA copies run at full rate.
         files: where the experts of a streamed model are.
 
-    Raises:
-        RuntimeError: page-locked memory could not be had.
+    Attributes:
+        banks: per MoE layer, its experts by parameter name.
+        note: what a user should be told, such as that page-locked memory could not be had; empty when all is well.
     """
 
     def __init__(self, sites: Sequence[MoeSite], pinned: bool, files: ExpertFiles | None = None) -> None:
         self._sites = sites
         self._originals: list[dict[str, nn.Parameter]] = [expert_parameters(site.experts) for site in sites]
         self.banks: list[ExpertBanks] = []
+        self.note = ""
         for site, parameters in zip(sites, self._originals, strict=True):
             if files is not None:
                 self.banks.append(files.layer(site.path, pinned))
                 continue
             bank = {name: parameter.detach() for name, parameter in parameters.items()}
             if pinned:
-                bank = {name: tensor.cpu().pin_memory() for name, tensor in bank.items()}
+                bank = {name: self._pinned(tensor.cpu()) for name, tensor in bank.items()}
             self.banks.append(bank)
         self._is_copied = pinned and files is None
         for site, parameters in zip(sites, self._originals, strict=True):
@@ -48,6 +50,18 @@ class ExpertStore:
                 site.experts._parameters[name] = nn.Parameter(empty, requires_grad=False)
         if self._is_copied:
             self._originals = [{name: _shell(p) for name, p in parameters.items()} for parameters in self._originals]
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """The tensor in page-locked memory, or as it is where the system refuses."""
+        try:
+            return tensor.pin_memory()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            self.note = (
+                f"page-locked memory could not be had ({reason}): experts are copied from pageable memory, at a "
+                "fraction of the link's rate; free some RAM, or raise the limit of locked memory (ulimit -l)"
+            )
+            return tensor
 
     def restore(self) -> None:
         """Put the experts back into their modules."""

@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from runtime import OffloadConfig, offload, offloaded, unload
+from runtime.store import ExpertStore
 from simulator.policies.config import parse_config
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import expert_parameters
+from trace_capture.hooks import discover, expert_parameters
 
 
 def test_unload_restores_every_bit_and_the_implementation(any_model: torch.nn.Module) -> None:
@@ -92,3 +93,14 @@ def test_a_model_can_be_copied_and_collected_after_unload(tiny) -> None:
     del model
     gc.collect()
     assert seen() is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="page-locked memory can be had beside a CUDA device")
+def test_where_memory_cannot_be_locked_the_user_is_told_and_experts_are_kept(tiny) -> None:
+    model = tiny("mixtral")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    store = ExpertStore(discover(model), pinned=True)
+    assert "pageable memory" in store.note
+    assert torch.equal(store.banks[1]["down_proj"][3], before["model.layers.1.mlp.experts.down_proj"][3])
+    store.restore()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
