@@ -232,6 +232,22 @@ def test_on_the_demo_model_it_beats_the_router_where_that_drifts_and_hybrid_is_n
     assert scores.estimator[1] > scores.router[1] + 0.02
 
 
+def test_the_shipped_estimator_fits_the_demo_model_and_takes_the_drifting_layers() -> None:
+    demo = load_model("demo")
+    path = Path(demo.path) / "estimator.safetensors"
+    assert path.stat().st_size < 500_000
+    trained = load_estimator(path)
+    assert json.loads(facts_path(path).read_text()) == trained.facts()
+    assert trained.layer_map[:4] == ("none", "estimator", "estimator", "router")
+    recall = trained.recall
+    both = zip(recall["router"], recall["estimator"], recall["hybrid"], strict=True)
+    assert all(hybrid >= max(router, estimator) for router, estimator, hybrid in both)
+    config = parse_config({"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "hybrid"}})
+    with offloaded(demo.model, config) as engine, torch.no_grad():
+        demo.model.generate(torch.arange(5, 25)[None], max_new_tokens=8, do_sample=False)
+    assert engine.recall[1].tokens == 7
+
+
 def test_the_verb_trains_reports_and_refuses(model_folder: Path, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
