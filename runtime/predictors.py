@@ -33,7 +33,7 @@ class QuasiHidden:
         self._residual: dict[int, Tensor] = {}
 
     def attach(self) -> list[RemovableHandle]:
-        """Install the residual hooks; the caller removes the handles."""
+        """Install the hooks that read residuals and live router arguments; the caller removes the handles."""
 
         def hook_for(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -42,7 +42,8 @@ class QuasiHidden:
             return hook
 
         sources = [(site.norm or site.router, site.index) for site in self._sites]
-        return [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
+        handles = [module.register_forward_pre_hook(hook_for(index)) for module, index in sources]
+        return handles + [handle for site in self._sites for handle in site.watch()]
 
     def state(self, layer: int, ids: Tensor, weights: Tensor) -> Tensor:
         """d_l + r_l of MoE layer `layer`, the quasi-hidden state in front of the next norm: [T, H]."""

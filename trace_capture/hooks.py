@@ -18,12 +18,39 @@ from torch.utils.hooks import RemovableHandle
 
 from trace_capture.errors import ModelError
 from trace_capture.model_shape import ModelShape
+from trace_capture.supported import architecture_name, check_supported
 from trace_capture.trace import NO_EXPERT, Phase
 
 CausalModel = Any
 """A transformers causal language model; torch types the attributes of a module as tensors, so it stays untyped."""
 PassSink = Callable[[dict[str, Any]], None]
 _LAYER_NUMBER = re.compile(r"\.(\d+)(?:\.|$)")
+
+
+class LiveArgument:
+    """A router's argument that changes with every pass: what another module was given or gave.
+
+    Args:
+        module: where to look, such as the embedding for token ids, or the router of the layer before.
+        position: which of its inputs or outputs.
+        is_output: whether it is an output.
+    """
+
+    def __init__(self, module: nn.Module, position: int, is_output: bool) -> None:
+        self._module = module
+        self._position = position
+        self._is_output = is_output
+        self.value: Any = None
+        """As of the module's last call while watched."""
+
+    def watch(self) -> RemovableHandle:
+        """Keep `value` up to date; the caller removes the handle."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            call = _Call.of(module, args, kwargs, output)
+            self.value = (call.outputs if self._is_output else call.inputs)[self._position]
+
+        return self._module.register_forward_hook(hook, with_kwargs=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +63,10 @@ class MoeSite:
         path: module path of the experts.
         experts, router: the modules.
         norm: the module whose output the router reads, or None when it reads the residual itself.
-        router_extra: further positional arguments of the router, such as a correction bias.
+        router_extra: further positional arguments of the router, such as a correction bias; those that change with
+            every pass stand there as `LiveArgument`.
         router_rank: rank of the router's input tensor.
+        top_k: experts per token.
     """
 
     index: int
@@ -48,6 +77,11 @@ class MoeSite:
     norm: nn.Module | None
     router_extra: tuple[Any, ...]
     router_rank: int
+    top_k: int
+
+    def watch(self) -> list[RemovableHandle]:
+        """Keep the router's live arguments up to date, for `route` during passes; the caller removes the handles."""
+        return [argument.watch() for argument in self.router_extra if isinstance(argument, LiveArgument)]
 
     def route(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and weights that this site's own norm and router give for a residual stream.
@@ -61,7 +95,8 @@ class MoeSite:
         normed = residual if self.norm is None else self.norm.forward(residual)
         flat = normed.reshape(-1, normed.shape[-1])
         shaped = flat if self.router_rank == 2 else flat.unsqueeze(0)
-        _, weights, ids = self.router.forward(shaped, *self.router_extra)
+        extra = [argument.value if isinstance(argument, LiveArgument) else argument for argument in self.router_extra]
+        _, weights, ids = self.router.forward(shaped, *extra)[:3]
         return ids.reshape(flat.shape[0], -1), weights.reshape(flat.shape[0], -1)
 
 
@@ -81,18 +116,17 @@ def discover(model: nn.Module) -> list[MoeSite]:
     """Find every Mixture-of-Experts layer of a model, in order of execution.
 
     Raises:
-        ModelError: the model has no fused experts, or a site's router cannot be found.
+        ModelError: the model has no fused experts, is no decoder, runs its experts several times per pass, or a
+            site's router cannot be found.
     """
-    name = type(model).__name__
+    name = architecture_name(model)
     experts = {module: path for path, module in model.named_modules() if is_experts(module)}
-    if not experts:
-        raise ModelError(
-            f"{name} has no experts module that goes through the transformers experts interface, so it can neither be "
-            "captured nor offloaded; supported are the architectures with fused experts (Mixtral, Qwen-MoE, GPT-OSS, "
-            "DeepSeek, GLM-MoE, OLMoE and others)"
-        )
+    check_supported(model, has_fused_experts=bool(experts))
     calls: list[_Call] = []
-    handles = [module.register_forward_hook(_remember(calls), with_kwargs=True) for module in model.modules()]
+    handles = [
+        module.register_forward_hook(lambda *call: calls.append(_Call.of(*call)), with_kwargs=True)
+        for module in model.modules()
+    ]
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
@@ -102,8 +136,11 @@ def discover(model: nn.Module) -> list[MoeSite]:
     finally:
         for handle in handles:
             handle.remove()
-    sites = [_site(calls, place, experts) for place, call in enumerate(calls) if call.module in experts]
-    return [_renumber(site, index) for index, site in enumerate(sites)]
+    places = [place for place, call in enumerate(calls) if call.module in experts]
+    if len({calls[place].module for place in places}) < len(places):
+        raise ModelError(f"{name} is not supported yet: it runs the experts of a layer several times per forward pass")
+    constants = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return [_site(calls, place, experts, constants, index) for index, place in enumerate(places)]
 
 
 @dataclass(eq=False)
@@ -114,20 +151,20 @@ class _Call:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
-
-def _remember(calls: list[_Call]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    @staticmethod
+    def of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Call:
+        """From what a forward hook gets."""
         outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
-        calls.append(_Call(module, (*args, *kwargs.values()), outputs))
-
-    return hook
+        return _Call(module, (*args, *kwargs.values()), outputs)
 
 
 def _address(value: Any) -> int | None:
     return value.data_ptr() if isinstance(value, Tensor) else None
 
 
-def _site(calls: Sequence[_Call], place: int, experts: dict[nn.Module, str]) -> MoeSite:
+def _site(
+    calls: Sequence[_Call], place: int, experts: dict[nn.Module, str], constants: set[int | None], index: int
+) -> MoeSite:
     call = calls[place]
     path = experts[call.module]
     ids_address = _address(call.inputs[1])
@@ -140,20 +177,29 @@ def _site(calls: Sequence[_Call], place: int, experts: dict[nn.Module, str]) -> 
     norm = next((c.module for c in leaves if address in [_address(out) for out in c.outputs]), None)
     numbers = _LAYER_NUMBER.findall(path)
     return MoeSite(
-        index=0,
+        index=index,
         decoder_layer=int(numbers[0]) if numbers else 0,
         path=path,
         experts=call.module,
         router=router.module,
         norm=norm,
-        router_extra=router.inputs[1:],
+        router_extra=tuple(_argument(value, before, constants) for value in router.inputs[1:]),
         router_rank=router.inputs[0].dim(),
+        top_k=call.inputs[1].shape[-1],
     )
 
 
-def _renumber(site: MoeSite, index: int) -> MoeSite:
-    fields = {name: getattr(site, name) for name in MoeSite.__dataclass_fields__}
-    return MoeSite(**(fields | {"index": index}))
+def _argument(value: Any, before: Sequence[_Call], constants: set[int | None]) -> Any:
+    """An argument of a router as it is, or where to find it anew in each pass: at the module that saw it first."""
+    address = _address(value)
+    if address is None or address in constants:
+        return value
+    for call in before:
+        for is_output, tensors in ((False, call.inputs), (True, call.outputs)):
+            addresses = [_address(tensor) for tensor in tensors]
+            if address in addresses:
+                return LiveArgument(call.module, addresses.index(address), is_output)
+    return value
 
 
 def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> ModelShape:
@@ -181,7 +227,7 @@ def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> Mode
         num_layers=int(config.num_hidden_layers),
         moe_layer_ids=layer_ids,
         num_experts=_num_experts(first),
-        top_k=_top_k(model, first),
+        top_k=first.top_k,
         num_shared_experts=int(getattr(config, "n_shared_experts", 0) or 0),
         hidden_size=int(config.hidden_size),
         moe_intermediate_size=getattr(config, "moe_intermediate_size", None)
@@ -197,15 +243,6 @@ def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> Mode
 
 def _num_experts(site: MoeSite) -> int:
     return int(site.experts.num_experts)  # type: ignore[arg-type]
-
-
-def _top_k(model: CausalModel, site: MoeSite) -> int:
-    """Experts per token, as the router itself gives it."""
-    with torch.no_grad():
-        hidden = int(model.config.get_text_config().hidden_size)
-        probe = torch.zeros(1, hidden, device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
-        ids, _ = site.route(probe)
-    return int(ids.shape[-1])
 
 
 def _dense_bytes(model: nn.Module, sites: Sequence[MoeSite], expert_bytes: Sequence[int]) -> tuple[int, ...]:
@@ -279,12 +316,12 @@ class RoutingRecorder:
     def __enter__(self) -> RoutingRecorder:
         self._handles.append(self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(self._model.register_forward_hook(self._end_pass))
+        if self._predictor is not None:  # before the routers' hooks, which ask it
+            self._handles.extend(self._predictor.attach())
         for site in self._sites:
             self._handles.append(site.router.register_forward_hook(self._router_hook(site)))
             if self._observer is not None:
                 self._handles.append(site.experts.register_forward_hook(self._experts_hook(site)))
-        if self._predictor is not None:
-            self._handles.extend(self._predictor.attach())
         return self
 
     def __exit__(self, *_: object) -> None:
