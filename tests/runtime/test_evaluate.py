@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import runtime.evaluate
+from runtime.checkpoint import load_streamed
 from runtime.cli import evaluation as verb
 from runtime.cli.app import app
 from runtime.default_vectors import DefaultVectors, save_default_vectors
@@ -202,6 +203,17 @@ def test_mistakes_are_told(loaded: LoadedModel, vectors: Path) -> None:
 def test_without_a_predictor_there_is_no_recall(loaded: LoadedModel) -> None:
     (hint,) = evaluate(loaded, TEXTS[:1], config("none"), modes=["hint"], window_tokens=32, max_windows=2).modes
     assert (hint.mean_recall, hint.recall, hint.agreement.value) == (None, (), 1.0)
+
+
+def test_experts_that_stay_in_their_files_are_judged_too(loaded: LoadedModel, vectors: Path) -> None:
+    """Such a model runs only while it is offloaded: the reference is the offloaded one without prediction."""
+    options: dict[str, Any] = {"window_tokens": 64, "max_windows": 2, "vectors_path": vectors}
+    whole = evaluate(loaded, TEXTS[:1], config(), **options)
+    streamed = evaluate(load_streamed(loaded.path), TEXTS[:1], config(), **options)
+    assert streamed.reference == "offloaded"
+    assert streamed.exact_perplexity.value == pytest.approx(whole.exact_perplexity.value, rel=1e-6)
+    for mode, same in zip(streamed.modes, whole.modes, strict=True):
+        assert mode.kl_nats.value == pytest.approx(same.kl_nats.value, abs=1e-7)
 
 
 def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:
