@@ -32,12 +32,21 @@ class DefaultVectors:
         return DefaultVectors(sums, torch.zeros(num_layers, num_experts, dtype=torch.int64))
 
     def add(self, site: MoeSite, hidden: Tensor, ids: Tensor) -> None:
-        """Add the outputs of a site's experts for `hidden` [T, H] routed to `ids` [T, K], weights left out."""
+        """Add the outputs of a site's experts for `hidden` [T, H] routed to `ids` [T, K], weights left out.
+
+        Raises:
+            ModelError: the experts work in a space of their own.
+        """
         top_k = ids.shape[1]
         pairs = ids.reshape(-1, 1)
         ones = torch.ones_like(pairs, dtype=hidden.dtype)
         output = site.experts.forward(hidden.repeat_interleave(top_k, dim=0), pairs, ones)
         flat = pairs.reshape(-1).cpu()
+        if output.shape[-1] != self.sums.shape[-1]:
+            raise ModelError(
+                f"{site.path} works on {output.shape[-1]} numbers per token and the residual stream has "
+                f"{self.sums.shape[-1]}, so it has no default vectors; prefetch by 'previous-token' instead"
+            )
         self.sums[site.index].index_add_(0, flat, output.detach().to("cpu", torch.float64))
         self.counts[site.index] += torch.bincount(flat, minlength=self.counts.shape[1])
 

@@ -145,7 +145,7 @@ class Engine:
             self._begin_pass(hidden.shape[0])
         top_k_index, top_k_weights = self._executed(layer, top_k_index, top_k_weights)
         rows: list[list[int]] = top_k_index.tolist()
-        experts = rows[0] if len(rows) == 1 else list(dict.fromkeys(chain.from_iterable(rows)))
+        experts = list(dict.fromkeys(chain.from_iterable(rows)))
         known = [expert for expert in experts if expert < self.shape.num_experts]
         self._route(layer, known)
         core = self.core

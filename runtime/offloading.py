@@ -18,6 +18,7 @@ from runtime.default_vectors import VECTORS_FILE, load_default_vectors
 from runtime.engine import Engine, watch_passes
 from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_files import expert_files
+from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
 from runtime.slots import make_pools
 from runtime.store import ExpertStore
@@ -25,7 +26,7 @@ from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, model_shape
+from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, is_experts, model_shape
 
 IMPLEMENTATION = "moe_studio_offload"
 STREAMED_IMPLEMENTATION = "moe_studio_streamed"
@@ -40,9 +41,12 @@ class _Offloaded:
     implementation: str | None
     handles: list[Any]
     sites: list[MoeSite]
+    others: list[nn.Module]
 
 
 _ENGINE_OF_EXPERTS: WeakKeyDictionary[nn.Module, tuple[Engine, int]] = WeakKeyDictionary()
+_KERNEL_OF_OTHERS: WeakKeyDictionary[nn.Module, Kernel] = WeakKeyDictionary()
+"""Experts that no text passes through, such as those of a vision tower, stay where they are and run as before."""
 _OFFLOADED: WeakKeyDictionary[nn.Module, _Offloaded] = WeakKeyDictionary()
 
 
@@ -98,14 +102,23 @@ def offload(
     link = _make_link(config, device, on_cuda)
     kernels = implementation if files is None else files.implementation
     engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor)
-    model.set_experts_implementation(IMPLEMENTATION)
-    for site in sites:
-        _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
+    others = _take_over(model, engine, sites, kernels)
     handles = watch_passes(model, engine)
     if predictor is not None:
         handles += predictor.attach()
-    _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites)
+    _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites, others)
     return engine
+
+
+def _take_over(model: CausalModel, engine: Engine, sites: list[MoeSite], kernels: str | None) -> list[nn.Module]:
+    """Lead calls of the sites' experts to the engine; gives the model's other experts, which run as before."""
+    for site in sites:
+        _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
+    others = [module for module in model.modules() if is_experts(module) and module not in _ENGINE_OF_EXPERTS]
+    for module in others:
+        _KERNEL_OF_OTHERS[module] = stock_kernel(module, kernels)[0]
+    model.set_experts_implementation(IMPLEMENTATION)
+    return others
 
 
 def unload(model: CausalModel) -> None:
@@ -126,6 +139,8 @@ def unload(model: CausalModel) -> None:
     state.engine.store.restore()
     for site in state.sites:
         del _ENGINE_OF_EXPERTS[site.experts]
+    for module in state.others:
+        del _KERNEL_OF_OTHERS[module]
     model.set_experts_implementation(state.implementation)
 
 
@@ -146,7 +161,10 @@ def model_name(model: CausalModel) -> str:
 
 
 def _dispatch(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    engine, layer = _ENGINE_OF_EXPERTS[module]
+    place = _ENGINE_OF_EXPERTS.get(module)
+    if place is None:
+        return _KERNEL_OF_OTHERS[module](module, hidden, top_k_index, top_k_weights)
+    engine, layer = place
     return engine.run_layer(layer, hidden, top_k_index, top_k_weights)
 
 

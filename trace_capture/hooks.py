@@ -218,8 +218,7 @@ def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> Mode
     )
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     layer_ids = tuple(site.decoder_layer for site in sites)
-    heads = getattr(config, "num_key_value_heads", 0) or 0
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, config.num_attention_heads)
+    of_site = _layer_config(config, first.decoder_layer)
     some = next(iter(expert_parameters(first.experts).values()))
     return ModelShape(
         name=name,
@@ -228,17 +227,29 @@ def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> Mode
         moe_layer_ids=layer_ids,
         num_experts=_num_experts(first),
         top_k=first.top_k,
-        num_shared_experts=int(getattr(config, "n_shared_experts", 0) or 0),
+        num_shared_experts=int(getattr(of_site, "n_shared_experts", 0) or 0),
         hidden_size=int(config.hidden_size),
-        moe_intermediate_size=getattr(config, "moe_intermediate_size", None)
-        or getattr(config, "intermediate_size", None),
+        moe_intermediate_size=getattr(of_site, "moe_intermediate_size", None)
+        or getattr(of_site, "intermediate_size", None),
         vocab_size=int(config.vocab_size),
         weight_dtype=str(some.dtype).removeprefix("torch."),
         expert_bytes=expert_bytes,
         dense_bytes=_dense_bytes(model, sites, expert_bytes),
         head_bytes=sum(p.numel() * p.element_size() for p in head.parameters()) if head is not None else 0,
-        kv_bytes_per_token=2 * heads * head_dim * int(config.num_hidden_layers) * some.element_size(),
+        kv_bytes_per_token=some.element_size() * sum(_kv_width(config, n) for n in range(config.num_hidden_layers)),
     )
+
+
+def _layer_config(config: Any, layer: int) -> Any:
+    """What a decoder layer is built from: some architectures differ from layer to layer."""
+    return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
+
+
+def _kv_width(config: Any, layer: int) -> int:
+    """Numbers that a decoder layer keeps per token for attention."""
+    own = _layer_config(config, layer)
+    head_dim = getattr(own, "head_dim", None) or own.hidden_size // max(1, own.num_attention_heads)
+    return 2 * (getattr(own, "num_key_value_heads", 0) or 0) * int(head_dim)
 
 
 def _num_experts(site: MoeSite) -> int:
