@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
+from runtime.adapters import adapt
 from trace_capture.errors import ModelError
 from trace_capture.files import text_digest
 from trace_capture.hooks import CausalModel
@@ -103,7 +104,9 @@ def load_model(path: str, device: str = "cpu") -> LoadedModel:
     source = model_source(path)
     with quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to(device)
+            model = adapt(AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval().to(device))
+        except ModelError:
+            raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0]
             raise ModelError(f"cannot load a model from {source}: {first}") from error

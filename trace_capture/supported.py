@@ -34,7 +34,7 @@ def check_supported(model: Any, has_fused_experts: bool) -> None:
     if any(_MIXTURE_CLASS.search(type(module).__name__) for module in model.modules()):
         raise ModelError(
             f"{name} is not supported yet: it has no experts module that goes through the transformers experts "
-            "interface, so it can neither be captured nor offloaded"
+            "interface, so it can neither be captured nor offloaded (Llama-4 and DBRX: call runtime.adapt(model) first)"
         )
     raise ModelError(
         f"{name} has no experts module: it is no Mixture-of-Experts model, so there is nothing to capture or offload; "

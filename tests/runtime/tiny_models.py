@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,72 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32, "initializer_range": 0.5},
 }
 
+UNDECORATED = {
+    "dbrx": partial(
+        transformers.DbrxConfig,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=64,
+        attn_config={"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    ),
+    "jetmoe": partial(
+        transformers.JetMoeConfig,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        kv_channels=8,
+        intermediate_size=16,
+        num_local_experts=4,
+        vocab_size=64,
+    ),
+    "llama4_text": partial(
+        transformers.Llama4TextConfig,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=16,
+        intermediate_size_mlp=16,
+        num_local_experts=4,
+        vocab_size=64,
+        pad_token_id=0,
+    ),
+    "longcat_flash": partial(
+        transformers.LongcatFlashConfig,
+        hidden_size=32,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        head_dim=4,
+        ffn_hidden_size=32,
+        expert_ffn_hidden_size=16,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+        vocab_size=64,
+    ),
+    "doge": partial(
+        transformers.DogeConfig,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        num_experts=16,
+        num_experts_per_tok=2,
+        is_moe=True,
+        vocab_size=64,
+    ),
+}
+"""Mixtures whose experts do not go through the interface."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -187,6 +253,16 @@ def tiny_model(model_type: str, **changes: Any) -> torch.nn.Module:
         model = transformers.AutoModelForCausalLM.from_config(tiny_config(model_type, **changes)).eval()
     model.generation_config.eos_token_id = None
     _leave_no_zeros(model)
+    return model
+
+
+def tiny_undecorated(model_type: str, **changes: Any) -> torch.nn.Module:
+    """A tiny random model of those in `UNDECORATED`."""
+    torch.manual_seed(0)
+    with quiet_transformers():
+        config = UNDECORATED[model_type](initializer_range=0.2, **changes)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.generation_config.eos_token_id = None
     return model
 
 
