@@ -101,19 +101,13 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         predict="quasi-hidden",
         progress=step("capture routing"),
     )
-    device = emulated_device(hardware)
+    device = DeviceConfig.for_link(hardware.link)
     budget_bytes = int(options.budget_ratio * trace.shape.total_expert_bytes)
     tuned = tune(trace, hardware, budget_bytes=budget_bytes, device=device, progress=step("tune by replay"))
     save_config(tuned.config, out / "tuned.toml")
     comparisons = _run_strategies(loaded, prompts, trace, hardware, tuned, options, sampling, step)
     _write_runs(out, comparisons)
     return DemoResult(out, hardware, tuned, comparisons)
-
-
-def emulated_device(hardware: HardwareProfile) -> DeviceConfig:
-    """The emulated device whose link runs at the rate a profile was calibrated for."""
-    link = hardware.link
-    return DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
 
 
 def strategies(tuned: OffloadConfig, budget_ratio: float) -> list[OffloadConfig]:

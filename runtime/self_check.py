@@ -39,8 +39,7 @@ def with_error_band(
         progress: called with (runs done, runs in all).
     """
     sampling = Sampling(temperature=0.8, seed=1, ignore_eos=True)
-    link = profile.link
-    device = DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
+    device = DeviceConfig.for_link(profile.link)
     errors = []
     with tempfile.TemporaryDirectory() as folder:
         trace = capture(loaded, prompts, Path(folder) / "check.parquet", max_new_tokens, sampling=sampling)

@@ -137,8 +137,7 @@ def tune_command(
 
     loaded, profile = Trace.load(trace), HardwareProfile.load(Path(hardware))
     budget = _budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes)
-    link = profile.link
-    device = DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
+    device = DeviceConfig.for_link(profile.link)
     with progress_bar(not as_json) as step:
         result = tune(
             loaded,

@@ -10,6 +10,7 @@ from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.errors import unknown_name
 from simulator.policies.prefetch import PREFETCH_POLICIES
 from trace_capture.errors import ConfigError
+from trace_capture.hardware import LinkProfile
 
 CONFIG_SCHEMA_VERSION: Literal[1] = 1
 
@@ -106,6 +107,11 @@ class DeviceConfig(BaseModel):
     serial: bool = False
     """True: every load is waited for where it is issued, so nothing overlaps and decisions cannot depend on
     timing. For debugging and parity checks."""
+
+    @staticmethod
+    def for_link(link: LinkProfile) -> DeviceConfig:
+        """The device whose emulated link runs at the rate and latency of a profile."""
+        return DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
 
 
 class Provenance(BaseModel):
