@@ -18,12 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from trace_capture.errors import ModelError
 from trace_capture.model_shape import ModelShape
+from trace_capture.recording import PassRecording, RowSink
 from trace_capture.supported import architecture_name, check_supported
-from trace_capture.trace import NO_EXPERT, Phase
 
 CausalModel = Any
 """A transformers causal language model; torch types the attributes of a module as tensors, so it stays untyped."""
-PassSink = Callable[[dict[str, Any]], None]
 _LAYER_NUMBER = re.compile(r"\.(\d+)(?:\.|$)")
 
 
@@ -306,7 +305,7 @@ class RoutingRecorder:
         self,
         model: nn.Module,
         sites: Sequence[MoeSite],
-        sink: PassSink,
+        sink: RowSink,
         predictor: Predictor | None = None,
         observer: ExpertObserver | None = None,
     ) -> None:
@@ -316,9 +315,8 @@ class RoutingRecorder:
         self._predictor = predictor
         self._observer = observer
         self._handles: list[RemovableHandle] = []
-        self._sequence = -1
-        self._pass_id = -1
-        self._position = 0
+        self.passes = PassRecording(len(sites), sink)
+        """Listens to the drafting of speculative decoding, where there is any."""
         self._tokens = np.zeros(0, dtype=np.int32)
         self._experts: dict[int, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
@@ -342,15 +340,13 @@ class RoutingRecorder:
 
     def begin_sequence(self, sequence: int) -> None:
         """The next forward pass is the prefill of prompt number `sequence`."""
-        self._sequence = sequence
-        self._position = 0
+        self.passes.begin_sequence(sequence)
 
     def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         if ids.shape[0] != 1:
             raise ModelError(f"capture needs batch size 1, got {ids.shape[0]}; capture prompts one after the other")
         self._tokens = ids[0].to("cpu", torch.int32).numpy()
-        self._pass_id += 1
         self._experts, self._weights, self._predicted = {}, {}, {}
 
     def _router_hook(self, site: MoeSite) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
@@ -371,27 +367,10 @@ class RoutingRecorder:
         return hook
 
     def _end_pass(self, *_: object) -> None:
-        tokens = len(self._tokens)
-        is_first = self._position == 0
-        rows: dict[str, Any] = {
-            "sequence": np.full(tokens, self._sequence, dtype=np.int32),
-            "pass_id": np.full(tokens, self._pass_id, dtype=np.int32),
-            "phase": np.full(tokens, Phase.PREFILL if is_first else Phase.DECODE, dtype=np.uint8),
-            "position": np.arange(self._position, self._position + tokens, dtype=np.int32),
-            "token_id": self._tokens,
-            "accepted": np.ones(tokens, dtype=np.bool_),
-            "experts": self._stack(self._experts, np.uint16, NO_EXPERT),
-            "weights": self._stack(self._weights, np.float16, 0),
-        }
-        if self._predictor is not None:
-            rows[f"predicted:{self._predictor.name}"] = self._stack(self._predicted, np.uint16, NO_EXPERT)
-        self._position += tokens
-        self._sink(rows)
+        name = self._predictor.name if self._predictor is not None else ""
+        predicted = {name: _to_numpy(self._predicted)} if name else {}
+        self.passes.end_pass(self._tokens, _to_numpy(self._experts), _to_numpy(self._weights), predicted)
 
-    def _stack(self, by_layer: dict[int, Tensor], kind: Any, missing: int) -> Any:
-        """[T, L, K] from one [T, K] tensor per layer; layers without one are filled with `missing`."""
-        some = next(iter(by_layer.values()))
-        stacked = np.full((some.shape[0], len(self._sites), some.shape[1]), missing, dtype=kind)
-        for layer, values in by_layer.items():
-            stacked[:, layer] = values.detach().to("cpu", torch.float32).numpy().astype(kind)
-        return stacked
+
+def _to_numpy(by_layer: dict[int, Tensor]) -> dict[int, Any]:
+    return {layer: values.detach().to("cpu", torch.float32).numpy() for layer, values in by_layer.items()}
