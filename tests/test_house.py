@@ -30,7 +30,7 @@ def test_tools_are_content(command: list[str]) -> None:
 def test_simulator_dashboard_and_help_work_without_torch() -> None:
     code = "import sys\nfor name in ('torch', 'transformers'): sys.modules[name] = None\n"
     code += "import simulator, dashboard.app, dashboard.report, simulator.tune, simulator.timeline\n"
-    code += "import trace_capture.importers, trace_capture.known_shapes\n"
+    code += "import trace_capture.importers, trace_capture.known_shapes, simulator.validation.record\n"
     code += "import runtime.cli.evaluation, runtime.cli.live\n"
     code += "import runtime.cli.machines, runtime.cli.show, runtime.cli.traces\n"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -1,0 +1,1 @@
+"""Predictions held against what was measured, and the record of it."""
