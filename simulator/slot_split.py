@@ -26,7 +26,7 @@ from trace_capture.errors import ConfigError
 from trace_capture.model_shape import ModelShape
 
 NUM_THREADS = 1
-"""One count per process: HiGHS returns "not solved" when a later solve asks for another."""
+"""HiGHS: one count per process; it returns "not solved" when a later solve asks for another."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,9 @@ def _silent_stdout() -> Iterator[None]:
 
 
 def _cbc(pulp: Any, gap_ms: float, time_limit_s: float) -> Any:
-    return pulp.PULP_CBC_CMD(msg=False, gapAbs=gap_ms, threads=NUM_THREADS, timeLimit=time_limit_s)
+    """CBC without `-threads`: even `-threads 1` starts a worker, and when its wake-up is lost the main thread sleeps
+    for ten seconds, whatever the time limit, before it gives a solved problem back as stopped."""
+    return pulp.PULP_CBC_CMD(msg=False, gapAbs=gap_ms, timeLimit=time_limit_s)
 
 
 SOLVERS: dict[str, Callable[[Any, float, float], Any]] = {"HiGHS": _highs, "CBC": _cbc}
