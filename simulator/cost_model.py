@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
-from trace_capture.errors import ProfileError
+from simulator.costs.host import ALONE, Contention, HostCosts
+from simulator.costs.rates import positive, value_or
 from trace_capture.hardware import HardwareProfile, MeasuredCosts
 from trace_capture.model_shape import ModelShape
 
@@ -27,6 +29,13 @@ class ComputeCosts(Protocol):
 
     def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """`experts` of the `active` experts of a layer on the device, in one group of kernels."""
+
+    def cpu_experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """`experts` of the `active` experts of a layer on the CPU, memory to themselves; 0 for none.
+
+        Raises:
+            ProfileError: the profile knows no host.
+        """
 
     def overhead_ns(self, tokens: int) -> int:
         """Per pass beside its layers."""
@@ -56,6 +65,11 @@ class MeasuredCompute:
             return whole
         return max(round(whole * experts / active), interpolate_ns(self._costs.tokens, self._costs.experts_ns, 1))
 
+    def cpu_experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """See `ComputeCosts`. The table's time by the share of experts."""
+        whole = interpolate_ns(self._costs.tokens, self._costs.cpu_experts_ns, tokens)
+        return round(whole * experts / active)
+
     def overhead_ns(self, tokens: int) -> int:
         """See `ComputeCosts`."""
         return interpolate_ns(self._costs.tokens, self._costs.pass_overhead_ns, tokens)
@@ -75,8 +89,10 @@ class RooflineCompute:
 
     def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
         device = profile.device
-        self._bytes_per_s = _positive(device.memory_bytes_per_s.value, "device.memory_bytes_per_s", profile)
-        self._flops_per_s = _positive(device.flops_per_s.value, "device.flops_per_s", profile)
+        read_ratio = value_or(device.read_ratio, 1.0)
+        self._bytes_per_s = read_ratio * positive(device.memory_bytes_per_s, "device.memory_bytes_per_s", profile)
+        self._flops_per_s = positive(device.flops_per_s, "device.flops_per_s", profile)
+        self._profile = profile
         self._launch_ns = device.launch_ns.value
         self._shape = shape
         self._weight_bytes = WEIGHT_BYTES.get(shape.weight_dtype, 2.0)
@@ -90,6 +106,17 @@ class RooflineCompute:
         """See `ComputeCosts`."""
         rows_per_expert = tokens * self._shape.top_k / active
         return self._roofline(experts * self._shape.expert_bytes[layer], rows_per_expert, 0.0)
+
+    def cpu_experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
+        """See `ComputeCosts`."""
+        if not experts:
+            return 0
+        rows_per_expert = tokens * self._shape.top_k / active
+        return self._host.experts_ns(experts, self._shape.expert_bytes[layer], rows_per_expert, self._weight_bytes)
+
+    @cached_property
+    def _host(self) -> HostCosts:
+        return HostCosts(self._profile)
 
     def overhead_ns(self, tokens: int) -> int:
         """See `ComputeCosts`."""
@@ -124,7 +151,9 @@ class CostModel:
 
     def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
         link = profile.link
-        self._bytes_per_s = _positive(link.h2d_bytes_per_s.value, "link.h2d_bytes_per_s", profile)
+        self._profile = profile
+        self._shape = shape
+        self._bytes_per_s = positive(link.h2d_bytes_per_s, "link.h2d_bytes_per_s", profile)
         self._latency_ns = link.latency_ns.value
         self.issue_ns = round(link.issue_ns.value)
         self.wakeup_ns = round(link.wakeup_ns.value)
@@ -137,8 +166,21 @@ class CostModel:
             self.compute = RooflineCompute(profile, shape)
 
     def copy_ns(self, num_bytes: int) -> int:
-        """One copy over the link, from its start to its landing."""
+        """One copy over the link, from its start to its landing, memory to itself."""
         return round(self._latency_ns + num_bytes / self._bytes_per_s * 1e9)
+
+    def contention(self, layer: int) -> Contention:
+        """How many times longer CPU experts of a layer, and copies, take for as long as both run.
+
+        (1, 1) where the profile knows no host.
+        """
+        if self._profile.host is None:
+            return ALONE
+        return self._host.contention(self._shape.expert_bytes[layer], self._bytes_per_s)
+
+    @cached_property
+    def _host(self) -> HostCosts:
+        return HostCosts(self._profile)
 
 
 def interpolate_ns(points: Sequence[int], values: Sequence[float], at: int) -> int:
@@ -151,9 +193,3 @@ def interpolate_ns(points: Sequence[int], values: Sequence[float], at: int) -> i
     left = right - 1
     share = (at - points[left]) / (points[right] - points[left])
     return round(values[left] + share * (values[right] - values[left]))
-
-
-def _positive(value: float, name: str, profile: HardwareProfile) -> float:
-    if value <= 0:
-        raise ProfileError(f"hardware profile '{profile.name}' has {name} = 0; a rate above 0 is needed there")
-    return value

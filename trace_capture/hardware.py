@@ -40,6 +40,54 @@ class LinkProfile(BaseModel):
     """Time the thread that submits a copy spends per copy."""
     wakeup_ns: Quantity
     """Time from the end of a copy until a thread that waits for it goes on."""
+    pageable_bytes_per_s: Quantity | None = None
+    """Sustained rate of a copy out of memory that is not pinned, which the driver stages."""
+    chunk_bytes: Quantity | None = None
+    """Largest single copy: a larger expert crosses in several, each with its latency and issue. None: in one."""
+    host_memory: Literal["pinned", "pageable"] = "pinned"
+    """Which of the two rates experts cross at."""
+
+
+class HostProfile(BaseModel):
+    """Memory and cores that keep the cold experts, and run them where a policy says so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    cores: Quantity
+    """Physical cores."""
+    ram_bytes: Quantity
+    """Memory of the host."""
+    ram_bytes_per_s: Quantity
+    """What all cores together read from memory in a sustained stream."""
+    contended_ratio: Quantity
+    """Share of `ram_bytes_per_s` that cores and copies get together while both run."""
+    core_bytes_per_s: Quantity
+    """Weights that one core takes through dequantisation and product with one row."""
+    core_flops_per_s: Quantity
+    """Operations of one core in products with many rows."""
+    half_rate_bytes: Quantity
+    """Size of an expert at which the cores reach half of their rate: threads begin and end unevenly."""
+    expert_dispatch_ns: Quantity
+    """Per expert beside its weights: handing rows out to threads and waiting for the last one."""
+    layer_dispatch_ns: Quantity
+    """Per layer with experts on the CPU: activations to the host and back, waking threads, joining the results."""
+    threads: Quantity | None = None
+    """Cores that run experts; None for all."""
+    decide_ns: Quantity | None = None
+    """Bookkeeping of the engine per layer; None: as much as one launch on the device."""
+    decide_per_load_ns: Quantity | None = None
+    """Further bookkeeping per load that is planned."""
+
+
+class DiskProfile(BaseModel):
+    """Where experts come from that do not fit into the host's memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    bytes_per_s: Quantity
+    """Sustained rate of reads as large as an expert."""
+    latency_ns: Quantity
+    """Time per read beside moving bytes."""
 
 
 class DeviceProfile(BaseModel):
@@ -53,6 +101,8 @@ class DeviceProfile(BaseModel):
     """Dense matrix throughput in the weights' precision."""
     launch_ns: Quantity
     """Cost of starting one group of kernels (a layer's attention, or its experts)."""
+    read_ratio: Quantity | None = None
+    """Share of `memory_bytes_per_s` that kernels reach; None: all of it."""
 
 
 class MeasuredCosts(BaseModel):
@@ -103,6 +153,9 @@ class HardwareProfile(BaseModel):
     """True when the link or the device is emulated, which every report repeats."""
     link: LinkProfile
     device: DeviceProfile
+    host: HostProfile | None = None
+    """Needed where experts run on the CPU, unless the machine was calibrated."""
+    disk: DiskProfile | None = None
     measured: MeasuredCosts | None = None
     error_band_ratio: float | None = None
     """Half width of the band of predicted TPOT, from validation on this profile; None where nobody validated."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.policies.config import OffloadConfig, parse_config
-from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity
+from trace_capture.hardware import DeviceProfile, HardwareProfile, HostProfile, LinkProfile, MeasuredCosts, Quantity
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
 
@@ -135,6 +135,7 @@ def make_hardware(
     issue_ns: float = 0,
     wakeup_ns: float = 0,
     measured: MeasuredCosts | None = None,
+    host: HostProfile | None = None,
     **device: float,
 ) -> HardwareProfile:
     """A machine; by default a link of one byte per nanosecond without any other cost, and a fast device."""
@@ -150,6 +151,34 @@ def make_hardware(
         ),
         device=DeviceProfile(name="toy device", **{name: quantity(value) for name, value in numbers.items()}),
         measured=measured,
+        host=host,
+    )
+
+
+def make_host(
+    ram: float = 1e9,
+    cores: float = 1,
+    core_rate: float = 1e9,
+    core_flops: float = 1e15,
+    contended_ratio: float = 1.0,
+    half_rate_bytes: float = 0,
+    expert_ns: float = 0,
+    layer_ns: float = 0,
+    threads: float | None = None,
+) -> HostProfile:
+    """Cores and memory; by default one core that reads a byte per nanosecond without any other cost."""
+    return HostProfile(
+        name="toy host",
+        cores=quantity(cores),
+        ram_bytes=quantity(1e9),
+        ram_bytes_per_s=quantity(ram),
+        contended_ratio=quantity(contended_ratio),
+        core_bytes_per_s=quantity(core_rate),
+        core_flops_per_s=quantity(core_flops),
+        half_rate_bytes=quantity(half_rate_bytes),
+        expert_dispatch_ns=quantity(expert_ns),
+        layer_dispatch_ns=quantity(layer_ns),
+        threads=None if threads is None else quantity(threads),
     )
 
 
