@@ -1,0 +1,160 @@
+"""The verb that holds predictions against measurements: validate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.traces import Model, PromptFile, Seed
+
+if TYPE_CHECKING:
+    from runtime.pairing import Comparison
+    from runtime.validation import LiveValidation
+    from trace_capture.hardware import HardwareProfile
+
+
+@app.command("validate")
+def validate_command(
+    live: Annotated[bool, typer.Option("--live", help="Against the live engine, on this machine.")] = False,
+    model: Model = "demo",
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", help="With --live: a profile made by calibrate, instead of calibrating.")
+    ] = None,
+    prompts: PromptFile = None,
+    repeats: Annotated[int, typer.Option(min=1, help="With --live: runs of each combination.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="With --live: new tokens per prompt.")] = 24,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="File for the validation record (JSON).")] = None,
+    save_hardware: Annotated[
+        Path | None, typer.Option(help="With --live: file for the profile, with the error band that was found.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold predictions against measurements, and write the record that error bands come from.
+
+    Example: moe-studio validate --live --out record.json --save-hardware hardware.toml
+    """
+    mode = _one_mode({"--live": live})
+    if mode == "--live":
+        result = _run_live(model, hardware, prompts, repeats, max_new_tokens, seed, not as_json)
+        if out is not None:
+            result.record.save(out)
+        if save_hardware is not None:
+            result.hardware.save(save_hardware)
+        if as_json:
+            say_json(_live_json(result))
+        else:
+            _say_live(result, out, save_hardware)
+        if result.counts_wrong:
+            sys.exit(1)
+
+
+def _one_mode(given: dict[str, bool]) -> str:
+    """The one option among `given` that was asked for.
+
+    Raises:
+        StudioError: none or several.
+    """
+    from trace_capture.errors import StudioError
+
+    chosen = [name for name, is_given in given.items() if is_given]
+    if len(chosen) != 1:
+        found = f"both {' and '.join(chosen)}" if chosen else "none"
+        raise StudioError(f"say what to validate against with exactly one of {', '.join(given)}; got {found}")
+    return chosen[0]
+
+
+def _run_live(
+    model: str, hardware: str | None, prompts: Path | None, repeats: int, max_new_tokens: int, seed: int, shown: bool
+) -> LiveValidation:
+    with needs_live():
+        from runtime.models import load_model, read_prompts
+        from runtime.validation import validate_live
+    from trace_capture.hardware import HardwareProfile
+    from trace_capture.samples import sample_folder
+
+    quiet_threads()
+    profile: HardwareProfile | None = HardwareProfile.load(Path(hardware)) if hardware is not None else None
+    with progress_bar(shown) as step:
+        return validate_live(
+            load_model(model),
+            read_prompts(prompts or sample_folder() / "demo_prompts.txt", ()),
+            command=f"moe-studio validate --live --model {model} --repeats {repeats} --max-new-tokens {max_new_tokens}",
+            step=step,
+            hardware=profile,
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+
+
+def _live_json(result: LiveValidation) -> dict[str, Any]:
+    from statistics import median
+
+    return {
+        "combinations": [pair.model_dump() | pair.model_dump()["details"] for pair in result.record.pairs],
+        "median_abs_tpot_error": median(result.errors),
+        "worst_abs_tpot_error": max(result.errors),
+        "aims_met": result.aims_met,
+        "counts_equal": not result.counts_wrong,
+        "error_band": result.record.band("any").model_dump(),
+        "hardware": result.hardware.name,
+        "emulated": result.hardware.emulated,
+        "model": result.record.model,
+    }
+
+
+def _say_live(result: LiveValidation, out: Path | None, save_hardware: Path | None) -> None:
+    from statistics import median
+
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from runtime.validation import MEDIAN_AIM, WORST_AIM
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    titles = ("combination", "predicted", "measured", "error", "TTFT error", "hits", "measured", "counts")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "combination" else "right", no_wrap=True)
+    for comparison in result.comparisons:
+        table.add_row(*_cells(comparison))
+    repeats = len(result.comparisons[0].measured)
+    say(f"Milliseconds per output token of {result.record.model} on {result.hardware.name}: predicted by replay of the")
+    say("same tokens, and measured on the live engine" + (" over an emulated link" if result.hardware.emulated else ""))
+    say(f"({repeats} interleaved runs; median over runs of every pass, then the mean over passes).")
+    console().print(table)
+    middle, worst = median(result.errors), max(result.errors)
+    verdict = "as aimed for" if result.aims_met else "MISSED"
+    aims = f"aims: {100 * MEDIAN_AIM:.0f} % and {100 * WORST_AIM:.0f} %, {verdict}"
+    say(f"absolute error of TPOT: median {100 * middle:.1f} %, worst {100 * worst:.1f} % ({aims})")
+    exact = sum(comparison.is_free_of_races for comparison in result.comparisons)
+    wrong = result.counts_wrong
+    say(f"hits, loads, evictions and bytes where no race decides: equal in {exact - len(wrong)} of {exact}")
+    for comparison in wrong:
+        say(f"  DIFFERENT: {comparison.predicted.info.label}: {comparison.count_differences()}")
+    say(f"band of further predictions: {result.record.band('any').text()}")
+    if out is not None:
+        say(f"wrote {out}: every pair with its parts and counts")
+    if save_hardware is not None:
+        say_next(f"moe-studio simulate TRACE --hardware {save_hardware}")
+    else:
+        say_next("moe-studio validate --live --save-hardware hardware.toml, for predictions with this band")
+
+
+def _cells(comparison: Comparison) -> list[str]:
+    predicted, measured = comparison.predicted.metrics, comparison.measured[0].metrics
+    counts = "race" if not comparison.is_free_of_races else "DIFFERENT" if comparison.count_differences() else "equal"
+    return [
+        comparison.predicted.info.label,
+        f"{predicted.tpot_ms:.2f}",
+        f"{comparison.measured_tpot_ms:.2f}",
+        f"{100 * comparison.error_ratio:+.1f} %",
+        f"{100 * comparison.ttft_error_ratio:+.1f} %",
+        f"{100 * predicted.decode_hit_rate:.1f} %",
+        f"{100 * measured.decode_hit_rate:.1f} %",
+        counts,
+    ]
