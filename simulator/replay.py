@@ -11,6 +11,7 @@ from simulator.cost_model import TERMS, CostModel
 from simulator.machine import Machine, PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import Counters, OffloadCore
+from simulator.stalls import STALL_PARTS
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Metrics, Run, RunInfo
@@ -34,7 +35,8 @@ def simulate(
         hardware: link and device; its measured compute times are used for the model they were measured with.
         config: cache, prefetch and budget.
         record_spans: keep the timeline in the run.
-        bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again.
+        bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again, and what
+            stalls waited for (`Metrics.stall_parts_ms`).
         log: if given, every call to the offload core and every plan is appended to it.
 
     Returns:
@@ -49,8 +51,9 @@ def simulate(
         raise TraceError("the trace has no rows, so there is nothing to replay; capture it again")
     costs = CostModel(hardware, trace.shape)
     core = OffloadCore.from_config(config, trace.shape, log)
-    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans)
+    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, split_stalls=bounds)
     machine.run()
+    busy_ns = _link_busy_ns(core.decode_counters, costs)
     info = RunInfo(
         kind="simulated",
         label=config.title,
@@ -61,17 +64,17 @@ def simulate(
         trace_digest=trace.digest,
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("simpy", "numpy"),
-        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters),
+        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns),
         error_band_ratio=hardware.error_band_ratio,
-        bounds=tpot_bounds(trace, machine.passes, costs, config) if bounds else {},
+        bounds=tpot_bounds(trace, costs, config) if bounds else {},
         notes=_notes(trace, hardware, costs),
     )
     decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
     return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()))
 
 
-def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters) -> Metrics:
-    """The metrics of a run from its passes and the counters of its core."""
+def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link_busy_ns: float = 0.0) -> Metrics:
+    """The metrics of a run from its passes, the counters of its core, and the time of its copies in decode."""
     first = [times for times in passes if times.phase == Phase.PREFILL]
     later = [times for times in passes if times.phase != Phase.PREFILL]
     tokens = sum(times.tokens for times in later)
@@ -89,6 +92,8 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters) -> M
         tpot_terms_ms={
             name: sum(times.terms_ns[name] for times in later) / tokens / 1e6 if tokens else 0.0 for name in TERMS
         },
+        stall_parts_ms=_stall_parts_ms(later, tokens),
+        link_busy_ms=link_busy_ns / tokens / 1e6 if tokens else 0.0,
         tokens_per_s=tokens / total_ns * 1e9 if total_ns else 0.0,
         lookups=lookups,
         hits=hits,
@@ -103,6 +108,19 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters) -> M
         bytes_loaded=prefill.bytes_loaded + decode.bytes_loaded,
         bytes_per_token=decode.bytes_loaded / tokens if tokens else 0.0,
     )
+
+
+def _stall_parts_ms(passes: list[PassTimes], tokens: int) -> dict[str, float]:
+    """Parts of the stalls of decode passes per token; empty where they were not told apart."""
+    if not any(times.stall_ns for times in passes):
+        return {}
+    return {name: sum(times.stall_ns.get(name, 0) for times in passes) / tokens / 1e6 for name in STALL_PARTS}
+
+
+def _link_busy_ns(decode: Counters, costs: CostModel) -> float:
+    """Time of the copies of all decode passes, back to back."""
+    loads = _loads(decode)
+    return loads * costs.copy_ns(round(decode.bytes_loaded / loads)) if loads else 0.0
 
 
 def _loads(counters: Counters) -> int:
