@@ -23,7 +23,8 @@ from runtime.turns import Turns
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
-from simulator.policies.core import Load, OffloadCore, Wave
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Load, Wave
 from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
 

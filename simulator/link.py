@@ -10,7 +10,7 @@ import simpy
 from simpy.events import URGENT
 
 from simulator.policies.cache import Key
-from simulator.policies.core import Load
+from simulator.policies.plans import Load
 
 NEVER_NS = 1 << 62
 

@@ -22,7 +22,8 @@ from simulator.cost_model import TERMS, CostModel
 from simulator.executed import executed_experts
 from simulator.link import SimulatedLink
 from simulator.policies.cache import Key
-from simulator.policies.core import Load, OffloadCore, Wave
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Load, Wave
 from simulator.stalls import split_stall
 from trace_capture.run import Span
 from trace_capture.trace import Pass, Phase, Trace

@@ -10,7 +10,8 @@ from simulator.bounds import tpot_bounds
 from simulator.cost_model import TERMS, CostModel
 from simulator.machine import Machine, PassTimes
 from simulator.policies.config import OffloadConfig
-from simulator.policies.core import Counters, OffloadCore
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Counters
 from simulator.stalls import STALL_PARTS
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile

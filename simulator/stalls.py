@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from simulator.policies.core import Load
+from simulator.policies.plans import Load
 
 STALL_PARTS = ("demand", "late_prefetch", "other_copies", "wakeup")
 """Parts of a stall by what the link carried in each nanosecond of it.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
 from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.errors import unknown_name
+from simulator.policies.placement import (
+    PLACEMENT_POLICIES,
+    PlacementPolicy,
+    PlacementSettings,
+    make_placement_policy,
+)
 from simulator.policies.prefetch import PREFETCH_POLICIES
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import LinkProfile
@@ -96,6 +102,78 @@ class PrefetchConfig(BaseModel):
         return ("hint", *self.mode[1:])
 
 
+class CpuConfig(BaseModel):
+    """Which experts the CPU runs from host memory, beside the device. By default none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    policy: str = "none"
+    """For the layers that are not in `layers`. none: what is missing is loaded. misses: the CPU runs what has not
+    landed. threshold: the same, but only experts that at most `max_tokens` tokens of the pass ask for."""
+    layers: Literal["all"] | NonNegativeInt | tuple[NonNegativeInt, ...] = ()
+    """MoE layers that run on the CPU altogether and take no slots: so many from the first on (llama.cpp's
+    `--n-cpu-moe`), or these, counted from 0."""
+    max_tokens: int = Field(default=1, gt=0)
+    admissions: int = Field(default=2, ge=0)
+    """At most so many experts that ran on the CPU are on their way to the device at once, behind all other loads.
+    0: such experts never enter the cache by themselves."""
+    threads: int = Field(default=1, gt=0)
+    """Of the live engine's CPU side, beside the thread that drives the device."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, name: str) -> str:
+        if name not in PLACEMENT_POLICIES:
+            raise unknown_name("CPU policy", name, PLACEMENT_POLICIES)
+        return name
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the CPU may run an expert."""
+        return self.policy != "none" or bool(self.layers)
+
+    def whole_layers(self, num_layers: int) -> frozenset[int]:
+        """MoE layers of a model with `num_layers` of them that run on the CPU altogether.
+
+        Raises:
+            ConfigError: there is no such layer.
+        """
+        if isinstance(self.layers, tuple):
+            chosen = frozenset(self.layers)
+        else:
+            chosen = frozenset(range(num_layers if self.layers == "all" else int(self.layers)))
+        if chosen and max(chosen) >= num_layers:
+            raise ConfigError(
+                f"cpu.layers names MoE layer {max(chosen)}, and the model has {num_layers}, counted from 0; "
+                "name fewer, or 'all'"
+            )
+        return chosen
+
+    def placement(self, num_layers: int) -> PlacementPolicy:
+        """A fresh policy that splits the layers of a model.
+
+        Raises:
+            ConfigError: as `whole_layers`.
+        """
+        settings = PlacementSettings(max_tokens=self.max_tokens, max_admissions=self.admissions)
+        return make_placement_policy(self.policy, settings, self.whole_layers(num_layers))
+
+    @property
+    def title(self) -> str:
+        """What the CPU does, in a few words; empty when nothing."""
+        parts = []
+        if isinstance(self.layers, tuple):
+            parts += [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
+        elif self.layers:
+            parts.append(f"{self.layers} layers")
+        if self.policy == "misses":
+            parts.append("misses")
+        elif self.policy == "threshold":
+            parts.append(f"misses of up to {self.max_tokens} tokens")
+        elif self.policy != "none":
+            parts.append(self.policy)
+        return f"CPU: {' and '.join(parts)}" if parts else ""
+
+
 class DeviceConfig(BaseModel):
     """Where the slots are. The link's numbers are used by the emulated device alone."""
 
@@ -143,6 +221,7 @@ class OffloadConfig(BaseModel):
     label: str = ""
     cache: CacheConfig
     prefetch: PrefetchConfig = PrefetchConfig()
+    cpu: CpuConfig = CpuConfig()
     device: DeviceConfig = DeviceConfig()
     provenance: Provenance | None = None
 
@@ -164,7 +243,8 @@ class OffloadConfig(BaseModel):
         prefetch = "" if self.prefetch.source == "none" else f" + {self.prefetch.source}"
         if self.prefetch.mode != "hint":
             prefetch += f" ({self.prefetch.mode if isinstance(self.prefetch.mode, str) else 'mode per layer'})"
-        return f"{self.cache.policy}/{self.cache.scope}{prefetch}"
+        cpu = f" + {self.cpu.title}" if self.cpu.is_used else ""
+        return f"{self.cache.policy}/{self.cache.scope}{prefetch}{cpu}"
 
 
 def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadConfig:
@@ -201,6 +281,7 @@ def _keys_of(path: list[str]) -> list[str]:
 TABLES: dict[str, type[BaseModel]] = {
     "cache": CacheConfig,
     "prefetch": PrefetchConfig,
+    "cpu": CpuConfig,
     "device": DeviceConfig,
     "provenance": Provenance,
 }
