@@ -176,7 +176,8 @@ class CostModel:
         """
         if self._profile.host is None:
             return ALONE
-        return self._host.contention(self._shape.expert_bytes[layer], self._bytes_per_s)
+        weight_bytes = WEIGHT_BYTES.get(self._shape.weight_dtype, 2.0)
+        return self._host.contention(self._shape.expert_bytes[layer], weight_bytes, self._bytes_per_s)
 
     @cached_property
     def _host(self) -> HostCosts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomlkit
 import tomlkit.exceptions
@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trace_capture.errors import ProfileError
 from trace_capture.files import text_digest, write_text_atomic
-from trace_capture.samples import sample_folder
 
 PROFILE_SCHEMA_VERSION = 1
 
@@ -61,8 +60,8 @@ class HostProfile(BaseModel):
     """What all cores together read from memory in a sustained stream."""
     contended_ratio: Quantity
     """Share of `ram_bytes_per_s` that cores and copies get together while both run."""
-    core_bytes_per_s: Quantity
-    """Weights that one core takes through dequantisation and product with one row."""
+    core_weights_per_s: Quantity
+    """Weights that one core takes through dequantisation and the product with one row, as far as memory feeds it."""
     core_flops_per_s: Quantity
     """Operations of one core in products with many rows."""
     half_rate_bytes: Quantity
@@ -177,52 +176,53 @@ class HardwareProfile(BaseModel):
 
     @staticmethod
     def load(path: Path) -> HardwareProfile:
-        """Read a profile from a TOML file, or by the name of one that ships with the project.
+        """Read a profile from a TOML file, or by name: a machine that ships with the project, or parts with `+`
+        between them, such as `rtx4090+ddr5-6000-2ch+pcie4x16`.
 
         Raises:
             ProfileError: missing, not TOML, of another schema version, or a field is missing or wrong.
         """
-        path = resolve_profile(path)
-        try:
-            raw = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
-        except OSError as error:
-            raise ProfileError(f"cannot read hardware profile {path}: {error.strerror}") from error
-        except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as error:
-            raise ProfileError(
-                f"hardware profile {path} is not TOML: {error}; mend the line or calibrate again"
-            ) from error
+        from trace_capture.machine_parts import named_profile
+
+        path = Path(path)
+        if not path.is_file():
+            return named_profile(str(path))
+        raw = read_toml(path, "hardware profile")
         version = raw.get("schema_version")
         if version != PROFILE_SCHEMA_VERSION:
             raise ProfileError(f"hardware profile {path} has schema_version {version}, wanted {PROFILE_SCHEMA_VERSION}")
-        try:
-            return HardwareProfile.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ProfileError(f"hardware profile {path}: {place}: {first['msg']}; mend that key") from error
+        return checked(HardwareProfile, raw, f"hardware profile {path}")
 
 
-def profile_names() -> list[str]:
-    """Names of the hardware profiles that ship with the project."""
-    return sorted(path.stem for path in (sample_folder() / "hardware").glob("*.toml"))
+Part = TypeVar("Part", bound=BaseModel)
 
 
-def resolve_profile(path: Path) -> Path:
-    """The file of a profile given by path or by shipped name.
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file; `what` is how messages call it.
 
     Raises:
-        ProfileError: neither exists.
+        ProfileError: missing or not TOML.
     """
-    path = Path(path)
-    shipped = sample_folder() / "hardware" / f"{path.name}.toml"
-    if path.is_file():
-        return path
-    if path.parent == Path() and shipped.is_file():
-        return shipped
-    raise ProfileError(
-        f"no hardware profile '{path}'; give a TOML file, one of {', '.join(profile_names()) or 'none shipped'}, "
-        "or make one with 'moe-studio calibrate'"
-    )
+    try:
+        return tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+    except OSError as error:
+        raise ProfileError(f"cannot read {what} {path}: {error.strerror}") from error
+    except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{what} {path} is not TOML: {error}; mend the line or calibrate again") from error
+
+
+def checked(kind: type[Part], raw: dict[str, Any], where: str) -> Part:
+    """A profile or a part of one from what a file says.
+
+    Raises:
+        ProfileError: a field is missing or wrong; the message names it behind `where`.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ProfileError(f"{where}: {place}: {first['msg']}; mend that key") from error
 
 
 def _without_none(value: Any) -> Any:

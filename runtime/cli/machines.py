@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.hardware_options import (
+    DEFAULT_HARDWARE,
+    Disk,
+    Gpu,
+    Hardware,
+    Host,
+    Link,
+    Set,
+    chosen_profile,
+    hardware_flags,
+)
 from runtime.cli.traces import Model, PromptFile, Texts, Vectors
 
 if TYPE_CHECKING:
     from trace_capture.run import Run
 
 TracePath = Annotated[Path, typer.Argument(help="A trace made by capture or import.")]
-Hardware = Annotated[str, typer.Option("--hardware", help="A profile: TOML file, or the name of a shipped one.")]
 Strategy = Annotated[str, typer.Option("--strategy", help="Cache policy: none, lru, lfu, lfu-ageing, random.")]
 Scope = Annotated[str, typer.Option("--scope", help="layer: slots of each layer's own; global: one pool for all.")]
 Prefetch = Annotated[str, typer.Option("--prefetch", help="none, previous-token, quasi-hidden, estimator or hybrid.")]
 BudgetMib = Annotated[float | None, typer.Option("--budget-mib", help="Device memory for experts, in MiB.")]
 BudgetRatio = Annotated[float | None, typer.Option("--budget-ratio", help="Instead: share of all experts' bytes.")]
-DEFAULT_HARDWARE = "rtx4090-pcie4x16"
 
 
 @app.command("calibrate")
@@ -88,31 +97,36 @@ def simulate_command(
     budget_ratio: BudgetRatio = None,
     config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
     hardware: Hardware = DEFAULT_HARDWARE,
+    gpu: Gpu = None,
+    host: Host = None,
+    link: Link = None,
+    disk: Disk = None,
+    numbers: Set = [],  # noqa: B006 - typer reads it once
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a machine: hit rate, bytes, and time per output token by its parts.
 
-    Example: moe-studio simulate t.parquet --strategy lru --budget-mib 4000 --hardware rtx4090-pcie4x16
+    Example: moe-studio simulate t.parquet --budget-mib 4000 --gpu rtx3060 --host ddr4-3600-2ch --link pcie3x16
     """
     from simulator.config_file import load_config
     from simulator.policies.config import parse_config
     from simulator.replay import simulate
-    from trace_capture.hardware import HardwareProfile
     from trace_capture.trace import Trace
 
     loaded = Trace.load(trace)
     chosen = (
         load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
     )
-    run = simulate(loaded, HardwareProfile.load(Path(hardware)), chosen, record_spans=out is not None)
+    machine = hardware, gpu, host, link, disk, numbers
+    run = simulate(loaded, chosen_profile(*machine), chosen, record_spans=out is not None)
     if out is not None:
         _save(run, out)
     if as_json:
         say_json(run_json(run))
         return
     say_run(run)
-    say_next(f"moe-studio tune {trace} --hardware {hardware} --budget-ratio 0.5 --out tuned.toml")
+    say_next(f"moe-studio tune {trace} {hardware_flags(*machine)} --budget-ratio 0.5 --out tuned.toml")
 
 
 @app.command("tune")
@@ -120,6 +134,11 @@ def tune_command(
     trace: TracePath,
     out: Out,
     hardware: Hardware = DEFAULT_HARDWARE,
+    gpu: Gpu = None,
+    host: Host = None,
+    link: Link = None,
+    disk: Disk = None,
+    numbers: Set = [],  # noqa: B006 - typer reads it once
     budget_mib: BudgetMib = None,
     budget_ratio: BudgetRatio = None,
     global_pool: Annotated[bool, typer.Option(help="Also try one pool for all layers.")] = False,
@@ -132,10 +151,9 @@ def tune_command(
     from simulator.config_file import save_config
     from simulator.policies.config import DeviceConfig
     from simulator.tune import tune
-    from trace_capture.hardware import HardwareProfile
     from trace_capture.trace import Trace
 
-    loaded, profile = Trace.load(trace), HardwareProfile.load(Path(hardware))
+    loaded, profile = Trace.load(trace), chosen_profile(hardware, gpu, host, link, disk, numbers)
     budget = _budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes)
     device = DeviceConfig.for_link(profile.link)
     with progress_bar(not as_json) as step:

@@ -33,9 +33,8 @@ class HostCosts:
     def __init__(self, profile: HardwareProfile) -> None:
         host = require_host(profile)
         threads = value_or(host.threads, host.cores.value)
-        core_rate = positive(host.core_bytes_per_s, "host.core_bytes_per_s", profile)
         self._ram_bytes_per_s = positive(host.ram_bytes_per_s, "host.ram_bytes_per_s", profile)
-        self._peak_bytes_per_s = min(self._ram_bytes_per_s, threads * core_rate)
+        self._weights_per_s = threads * positive(host.core_weights_per_s, "host.core_weights_per_s", profile)
         self._flops_per_s = threads * positive(host.core_flops_per_s, "host.core_flops_per_s", profile)
         self._shared_bytes_per_s = self._ram_bytes_per_s * positive(
             host.contended_ratio, "host.contended_ratio", profile
@@ -43,12 +42,13 @@ class HostCosts:
         self._half_rate_bytes = host.half_rate_bytes.value
         self._expert_dispatch_ns = host.expert_dispatch_ns.value
         self._layer_dispatch_ns = host.layer_dispatch_ns.value
-        if self._peak_bytes_per_s <= 0 or self._flops_per_s <= 0:
+        if threads <= 0:
             raise ProfileError(f"hardware profile '{profile.name}' has no cores in host.cores or host.threads")
 
-    def bytes_per_s(self, expert_bytes: float) -> float:
-        """Rate at which the weights of experts of a size are worked through, one row each."""
-        return self._peak_bytes_per_s * expert_bytes / (expert_bytes + self._half_rate_bytes)
+    def bytes_per_s(self, expert_bytes: float, weight_bytes: float) -> float:
+        """Rate at which experts of a size are worked through, one row each, at `weight_bytes` bytes per weight."""
+        peak = min(self._ram_bytes_per_s, self._weights_per_s * weight_bytes)
+        return peak * expert_bytes / (expert_bytes + self._half_rate_bytes)
 
     def experts_ns(self, experts: int, expert_bytes: int, rows_per_expert: float, weight_bytes: float) -> int:
         """`experts` of one layer.
@@ -62,17 +62,17 @@ class HostCosts:
         if not experts:
             return 0
         flops = 2.0 * rows_per_expert * expert_bytes / weight_bytes
-        each_s = max(expert_bytes / self.bytes_per_s(expert_bytes), flops / self._flops_per_s)
+        each_s = max(expert_bytes / self.bytes_per_s(expert_bytes, weight_bytes), flops / self._flops_per_s)
         return round(self._layer_dispatch_ns + experts * (self._expert_dispatch_ns + each_s * 1e9))
 
-    def contention(self, expert_bytes: int, copy_bytes_per_s: float) -> Contention:
+    def contention(self, expert_bytes: int, weight_bytes: float, copy_bytes_per_s: float) -> Contention:
         """Slowdowns while cores work through experts of a size and copies leave memory at a rate.
 
         Both ask for what they would take alone, and share what memory gives to both in that proportion. Published
         pairs (GB/s of CPU, copies; alone, then together): 30.0, 13.1 -> 21.9, 8.4 (FreeToken issue 436);
         63.8, 24.9 -> 54.0, 23.9 (FreeToken pull request 232); 65.8, 25.1 -> 43.4, 21.6 (FreeToken issue 281).
         """
-        asked = min(self.bytes_per_s(expert_bytes), self._ram_bytes_per_s) + copy_bytes_per_s
+        asked = self.bytes_per_s(expert_bytes, weight_bytes) + copy_bytes_per_s
         ratio = max(1.0, asked / self._shared_bytes_per_s)
         return Contention(ratio, ratio)
 

@@ -166,14 +166,14 @@ def make_host(
     layer_ns: float = 0,
     threads: float | None = None,
 ) -> HostProfile:
-    """Cores and memory; by default one core that reads a byte per nanosecond without any other cost."""
+    """Cores and memory; by default one core that takes a byte per nanosecond, at two per weight, at no other cost."""
     return HostProfile(
         name="toy host",
         cores=quantity(cores),
         ram_bytes=quantity(1e9),
         ram_bytes_per_s=quantity(ram),
         contended_ratio=quantity(contended_ratio),
-        core_bytes_per_s=quantity(core_rate),
+        core_weights_per_s=quantity(core_rate / 2),
         core_flops_per_s=quantity(core_flops),
         half_rate_bytes=quantity(half_rate_bytes),
         expert_dispatch_ns=quantity(expert_ns),

@@ -28,9 +28,15 @@ def test_cores_limit_the_rate_until_memory_does(threads: int | None, expected_ns
 
 def test_small_experts_reach_less_of_the_rate() -> None:
     costs = HostCosts(make_hardware(host=make_host(ram=8e9, cores=1, core_rate=1e12, half_rate_bytes=3000)))
-    assert costs.bytes_per_s(3000) == 4e9
-    assert costs.bytes_per_s(1000) == 2e9
+    assert costs.bytes_per_s(3000, 2.0) == 4e9
+    assert costs.bytes_per_s(1000, 2.0) == 2e9
     assert costs.experts_ns(2, 1000, 1, 2.0) == 2 * 500
+
+
+def test_fewer_bits_per_weight_help_only_until_the_cores_are_the_limit() -> None:
+    costs = HostCosts(make_hardware(host=make_host(ram=4e9, cores=4, core_rate=2e9)))  # 4 weights per nanosecond
+    assert costs.bytes_per_s(1000, 2.0) == 4e9, "memory: two bytes per weight"
+    assert costs.bytes_per_s(1000, 0.5) == 2e9, "cores: the same weights in a quarter of the bytes"
 
 
 def test_many_rows_cost_operations_and_few_cost_bytes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 from trace_capture import HardwareProfile
 from trace_capture.errors import ProfileError, StudioError
 from trace_capture.files import atomic_path, file_digest, make_folder, text_digest, write_text_atomic
-from trace_capture.hardware import DeviceProfile, LinkProfile, MeasuredCosts, Quantity, profile_names
-
-SHIPPED = ["a6000-pcie4x16", "h100-pcie5x16", "rtx3060-pcie4x16", "rtx3090-pcie4x16", "rtx4090-pcie4x16"]
+from trace_capture.hardware import DeviceProfile, LinkProfile, MeasuredCosts, Quantity
 
 
 def quantity(value: float, kind: Any = "guess", source: str = "here, \"quoted\" = 'x'") -> Quantity:
@@ -103,6 +100,15 @@ def test_wrong_profile_names_file_and_key(
         HardwareProfile.load(path)
 
 
+def test_profile_without_host_and_disk_is_still_read(profile: HardwareProfile, tmp_path: Path) -> None:
+    """Files written before hosts were part of a profile."""
+    profile.save(tmp_path / "old.toml")
+    text = (tmp_path / "old.toml").read_text()
+    assert "[host]" not in text and "pageable" not in text
+    loaded = HardwareProfile.load(tmp_path / "old.toml")
+    assert loaded.host is None and loaded.disk is None and loaded.link.host_memory == "pinned"
+
+
 def test_missing_profile_lists_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="no hardware profile 'rtx9090'; .*rtx4090-pcie4x16.*calibrate"):
         HardwareProfile.load(Path("rtx9090"))
@@ -110,33 +116,10 @@ def test_missing_profile_lists_the_shipped_ones(tmp_path: Path) -> None:
         HardwareProfile.load(tmp_path / "rtx4090-pcie4x16")
 
 
-def test_the_expected_profiles_ship() -> None:
-    assert set(SHIPPED) <= set(profile_names())
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_shipped_profile_loads_and_every_number_has_an_origin(name: str) -> None:
-    profile = HardwareProfile.load(Path(name))
-    assert profile.name == name
-    groups = (profile.link, profile.device)
-    numbers = [field for group in groups for _, field in group if isinstance(field, Quantity)]
-    assert len(numbers) == 8
-    assert all(number.source for number in numbers)
-    if name in SHIPPED:
-        assert all(number.kind != "measured" for number in numbers)
-        assert profile.error_band_ratio is None and not profile.emulated
-
-
 def test_pcie4_link_rate_reproduces_the_published_copy_time() -> None:
     """Qwen3-30B-A3B copies 48 x 8 experts of 9,437,184 bytes per token; the A6000 figures put that at 140-142 ms."""
     rate = HardwareProfile.load(Path("a6000-pcie4x16")).link.h2d_bytes_per_s.value
     assert 140e-3 < 48 * 8 * 9_437_184 / rate < 142e-3
-
-
-def test_rates_are_ordered_like_the_cards() -> None:
-    rate = {name: HardwareProfile.load(Path(name)).device.memory_bytes_per_s.value for name in SHIPPED}
-    assert sorted(rate, key=lambda name: rate[name]) == [SHIPPED[i] for i in (2, 0, 3, 4, 1)]
-    assert math.isclose(rate["rtx3060-pcie4x16"], 192 / 8 * 15e9)
 
 
 def test_failed_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
