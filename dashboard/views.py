@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dashboard.data import NamedRun
 from dashboard.texts import EMULATED, format_ms, format_percent, format_times
+from simulator.critical_path import what_limits
 from trace_capture.run import Run
 from trace_capture.trace import NO_EXPERT, Phase, Trace
 
@@ -145,7 +146,7 @@ def tpot_terms(runs: Sequence[NamedRun]) -> TermsView:
         labels=tuple(label for _, label, _ in bars),
         parts_ms={name: tuple(part.get(name, 0.0) for part in parts) for name in names},
         emulated=any(run.info.emulated for _, _, run in bars),
-        sentence=_largest_term(bars[0][1], parts[0]),
+        sentence=f"{bars[0][1]}. {what_limits(bars[0][2])}",
     )
 
 
@@ -241,14 +242,6 @@ def _parts_of(run: Run) -> dict[str, float]:
     if math.isfinite(rest) and rest > 0.005 * run.metrics.tpot_ms:
         parts["unexplained"] = rest
     return parts
-
-
-def _largest_term(label: str, parts: dict[str, float]) -> str:
-    total = sum(parts.values())
-    if not total:
-        return ""
-    name = max(parts, key=lambda term: parts[term])
-    return f"{label}: the largest part is {name} with {format_percent(parts[name] / total, digits=0)} of the time."
 
 
 def _rows_of_phase(trace: Trace, phase: str) -> npt.NDArray[np.intp]:

@@ -23,7 +23,8 @@ from runtime.turns import Turns
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
-from simulator.policies.core import Load, OffloadCore, Wave
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Load, Wave
 from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
 
@@ -116,26 +117,11 @@ class Engine:
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
         self._broken = False
-        self.preloaded: tuple[Key, ...] = ()
-        """Experts that were on the device before the first pass."""
         self.turns = Turns()
         self.recall = [Recall() for _ in sites]
         """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
-
-    def preload(self) -> None:
-        """Bring experts to the device before the first pass, where the configuration says so.
-
-        Raises:
-            LinkError: a copy failed.
-        """
-        loads = self.core.preload()
-        self.preloaded = tuple(load.key for load in loads)
-        self._submit(loads)
-        if loads:
-            self.link.wait(self.preloaded)
-            self._drain()
 
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
@@ -229,12 +215,11 @@ class Engine:
         self.link.abandon()
         old = self.core
         self.core = OffloadCore.from_config(self.config, self.shape, old.log)
-        self.core.continue_counting(old)
+        self.core.prefill_counters, self.core.decode_counters = old.prefill_counters, old.decode_counters
         for pool in self.pools:
             pool.clear()
         self._evicted = []
         self._broken = False
-        self.preload()
 
     def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer runs: its router's choice, or in mode `commit` what was predicted for it."""

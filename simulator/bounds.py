@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.cost_model import CostModel
-from simulator.machine import PassTimes
+from simulator.executed import Routing, executed_routing
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity, plan_capacity
 from simulator.policies.config import OffloadConfig
@@ -16,37 +18,62 @@ from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
 
 _NEVER = 1 << 62
+_REMEMBERED = 16
+"""Answers of `_misses` that are kept: sweeps ask for the same trace and budget again and again."""
+
+Misses = npt.NDArray[np.uint16]
+_known_misses: dict[tuple[object, ...], Misses] = {}
 
 
 def belady_hit_rates(trace: Trace, config: OffloadConfig) -> tuple[float, float]:
-    """Hit rates of an eviction that knows the future, with the same budget and no prefetch.
-
-    The same decisions as an `OffloadCore` with the `Belady` policy takes, in a tighter loop.
+    """Hit rates of evictions that know the future, with the same budget and no prefetch.
 
     Returns:
-        Over all look-ups, and over those of decode passes; upper bounds for on-demand loading when all experts
-        have equal bytes (Belady 1966), close to it otherwise.
+        The best over all look-ups, and the best over those of decode passes, which another eviction may reach: one
+        that keeps nothing for a later prefill. Upper bounds for on-demand loading when all experts have equal bytes
+        (Belady 1966), close to them otherwise.
     """
-    routing = [trace.pass_experts(item) for item in trace.passes]
-    lookups = [sum(map(len, layers)) for layers in routing]
-    stream = [(layer, expert) for layers in routing for layer, experts in enumerate(layers) for expert in experts]
+    routing = executed_routing(trace, config)
+    lookups = np.array([[len(experts) for experts in layers] for layers in routing.experts])
+    decode = np.array([item.phase != Phase.PREFILL for item in trace.passes])
+    hits = lookups - _misses(trace, config, routing, decode_only=False)
+    decode_hits = (lookups - _misses(trace, config, routing, decode_only=True))[decode]
+    return float(hits.sum() / max(1, lookups.sum())), float(decode_hits.sum() / max(1, lookups[decode].sum()))
+
+
+def _misses(trace: Trace, config: OffloadConfig, routing: Routing, decode_only: bool) -> Misses:
+    """Misses [passes, L] of a perfect eviction; with `decode_only` of one for which misses in a prefill cost nothing.
+
+    The same decisions as an `OffloadCore` with the `Belady` policy takes, in a tighter loop. For `decode_only` a use
+    in a prefill counts as none: of the times an expert could be kept, only those that end in a decode pass are worth
+    something, and the greedy choice of the earliest end keeps the most of them.
+    """
     is_decode = [item.phase != Phase.PREFILL for item in trace.passes]
-    next_uses = _next_uses(stream, trace.shape)
-    hits = _perfect_eviction(routing, next_uses, plan_capacity(config.cache, trace.shape), trace.shape)
-    decode_hits = sum(count for count, decode in zip(hits, is_decode, strict=True) if decode)
-    decode_lookups = sum(count for count, decode in zip(lookups, is_decode, strict=True) if decode)
-    return sum(hits) / max(1, sum(lookups)), decode_hits / max(1, decode_lookups)
+    decode_only = decode_only and not all(is_decode)
+    capacity = plan_capacity(config.cache, trace.shape)
+    key = (trace.digest, capacity.partition_bytes, capacity.partition_of_layer, routing.digest, decode_only)
+    if key not in _known_misses:
+        while len(_known_misses) >= _REMEMBERED:
+            _known_misses.pop(next(iter(_known_misses)), None)
+        next_uses = _next_uses(routing, trace.shape, is_decode if decode_only else [True] * len(is_decode))
+        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape)
+    return _known_misses[key]
 
 
-def _next_uses(stream: Sequence[Key], shape: ModelShape) -> list[int]:
-    """For each look-up, the place of the next look-up of the same key."""
-    if not stream:
+def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool]) -> list[int]:
+    """For each look-up, the place of the next look-up of the same key if that is in a pass that counts."""
+    keys = [
+        (place, layer * shape.num_experts + expert)
+        for place, layers in enumerate(routing.experts)
+        for layer, experts in enumerate(layers)
+        for expert in experts
+    ]
+    if not keys:
         return []
-    pairs = np.asarray(stream, dtype=np.int64)
-    ids = pairs[:, 0] * shape.num_experts + pairs[:, 1]
+    passes, ids = np.asarray(keys, dtype=np.int64).T
     order = np.argsort(ids, kind="stable")
     following = np.full(len(ids), _NEVER, dtype=np.int64)
-    same = ids[order[1:]] == ids[order[:-1]]
+    same = (ids[order[1:]] == ids[order[:-1]]) & np.asarray(counts)[passes[order[1:]]]
     following[order[:-1][same]] = order[1:][same]
     result: list[int] = following.tolist()
     return result
@@ -54,23 +81,22 @@ def _next_uses(stream: Sequence[Key], shape: ModelShape) -> list[int]:
 
 def _perfect_eviction(
     routing: Sequence[Sequence[Sequence[int]]], next_uses: Sequence[int], capacity: Capacity, shape: ModelShape
-) -> list[int]:
-    """Hits per pass when the expert whose next use is farthest leaves first."""
+) -> Misses:
+    """Misses [passes, L] when the expert whose next use is farthest leaves first."""
     partitions = [_Partition(size) for size in capacity.partition_bytes]
+    misses = np.zeros((len(routing), shape.num_moe_layers), dtype=np.uint16)
     place = 0
-    hits: list[int] = []
-    for layers in routing:
-        count = 0
+    for number, layers in enumerate(routing):
         for layer, experts in enumerate(layers):
             if not experts:
                 continue
             partition = partitions[capacity.partition_of_layer[layer]]
             keys = [(layer, expert) for expert in experts]
             stop = place + len(keys)
-            count += partition.ask(keys, next_uses[place:stop], shape.expert_bytes[layer], shape.expert_bytes)
+            hits = partition.ask(keys, next_uses[place:stop], shape.expert_bytes[layer], shape.expert_bytes)
+            misses[number, layer] = len(keys) - hits
             place = stop
-        hits.append(count)
-    return hits
+    return misses
 
 
 class _Partition:
@@ -119,30 +145,91 @@ class _Partition:
         return True
 
 
-def tpot_bounds(trace: Trace, passes: Sequence[PassTimes], costs: CostModel, config: OffloadConfig) -> dict[str, float]:
-    """Lower bounds on TPOT in milliseconds, and the best hit rate, beside a result.
+class _Layer(NamedTuple):
+    """What one layer of a pass takes: its compute, and its copies under perfect eviction."""
+
+    dense_ns: int
+    decide_ns: int
+    experts_ns: int
+    copies_ns: int
+
+
+def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[str, float]:
+    """The best hit rates, and times per output token in milliseconds that loading could come down to.
 
     Returns:
-        `belady_hit_rate`; `compute_ms`: everything but stalls, issue and prediction; `transfer_ms`: copies that a
-        perfect eviction still needs in decode, back to back; `max_ms`: the larger of the two, which a perfect
-        prefetch without look-ahead limit would reach.
+        `belady_hit_rate`, `belady_decode_hit_rate`: see `belady_hit_rates`.
+        `compute_ms`: everything but copies and their issue, prediction and the bookkeeping of loads.
+        `transfer_ms`: copies that a perfect eviction still needs in decode, back to back.
+        `max_ms`: the larger of the two. With experts of equal bytes no policy is faster.
+        `prefetch_ms`: these copies by a perfect prefetch, in the order of need, as far ahead as it likes.
+        `look_ahead_ms`: by a perfect prefetch that looks one layer ahead, from its routing on (Speculating Experts,
+        arXiv 2603.19289, Eq. 1 as a recurrence); the first layer of a pass is not foreseen.
+        `on_demand_ms`: without prefetch.
+        The last three stand for that one eviction. They are what perfection in one part would give, and a policy
+        that evicts less well may hide its copies better.
     """
-    decode = [times for times in passes if times.phase != Phase.PREFILL]
-    tokens = sum(times.tokens for times in decode)
+    routing = executed_routing(trace, config)
     hit_rate, decode_hit_rate = belady_hit_rates(trace, config)
+    tokens = sum(item.stop - item.start for item in trace.passes if item.phase != Phase.PREFILL)
     if not tokens:
         return {"belady_hit_rate": hit_rate}
-    parts = ("dense", "experts", "decide", "overhead")
-    compute_ms = sum(times.terms_ns[name] for times in decode for name in parts) / tokens / 1e6
-    per_layer = sum(costs.copy_ns(size) for size in trace.shape.expert_bytes) / trace.shape.num_moe_layers
-    lookups = sum(
-        len(experts) for item in trace.passes if item.phase != Phase.PREFILL for _, experts in trace.iter_layers(item)
-    )
-    transfer_ms = lookups * (1 - decode_hit_rate) * per_layer / tokens / 1e6
-    return {
-        "belady_hit_rate": hit_rate,
-        "belady_decode_hit_rate": decode_hit_rate,
-        "compute_ms": compute_ms,
-        "transfer_ms": transfer_ms,
-        "max_ms": max(compute_ms, transfer_ms),
+    compute_ns, transfer_ns, prefetch_ns, look_ahead_ns = _perfect_times(trace, costs, config, routing)
+    times_ns = {
+        "compute_ms": compute_ns,
+        "transfer_ms": transfer_ns,
+        "max_ms": max(compute_ns, transfer_ns),
+        "prefetch_ms": prefetch_ns,
+        "look_ahead_ms": look_ahead_ns,
+        "on_demand_ms": compute_ns + transfer_ns,
     }
+    rates = {"belady_hit_rate": hit_rate, "belady_decode_hit_rate": decode_hit_rate}
+    return rates | {name: value / tokens / 1e6 for name, value in times_ns.items()}
+
+
+def _perfect_times(
+    trace: Trace, costs: CostModel, config: OffloadConfig, routing: Routing
+) -> tuple[int, int, int, int]:
+    """Nanoseconds of all decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
+    misses = _misses(trace, config, routing, decode_only=True).tolist()
+    copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
+    compute_ns = transfer_ns = unlimited_ns = look_ahead_ns = 0
+    now_ns = link_ns = 0  # of a stretch of decode passes, in which the link may run ahead
+    for place, item in enumerate(trace.passes):
+        if item.phase == Phase.PREFILL:
+            unlimited_ns += now_ns
+            now_ns = link_ns = 0
+            continue
+        tokens, context = item.stop - item.start, int(trace.position[item.start])
+        layers = []
+        for layer, experts in enumerate(routing.experts[place]):
+            dense_ns = costs.compute.dense_ns(layer, tokens, context)
+            if not experts:
+                layers.append(_Layer(dense_ns, 0, 0, 0))
+                continue
+            experts_ns = costs.compute.experts_ns(layer, tokens, len(experts), len(experts))
+            copies_ns = misses[place][layer] * copy_ns[layer]
+            layers.append(_Layer(dense_ns, costs.compute.decide_ns(0), experts_ns, copies_ns))
+        overhead_ns = costs.compute.overhead_ns(tokens)
+        compute_ns += overhead_ns + sum(each.dense_ns + each.decide_ns + each.experts_ns for each in layers)
+        transfer_ns += sum(each.copies_ns for each in layers)
+        look_ahead_ns += overhead_ns + _look_ahead_ns(layers)
+        now_ns += overhead_ns
+        for each in layers:
+            link_ns += each.copies_ns
+            now_ns = max(now_ns + each.dense_ns + each.decide_ns, link_ns) + each.experts_ns
+    return compute_ns, transfer_ns, unlimited_ns + now_ns, look_ahead_ns
+
+
+def _look_ahead_ns(layers: Sequence[_Layer]) -> int:
+    """One pass when the copies of a layer may begin once the layer before it has been routed, the first one's once
+    it has been routed itself."""
+    now_ns = layers[0].dense_ns
+    landed_ns = now_ns + layers[0].copies_ns
+    for place, each in enumerate(layers):
+        routed_ns = now_ns if place == 0 else now_ns + each.dense_ns
+        ready_ns = max(routed_ns + each.decide_ns, landed_ns)
+        if place + 1 < len(layers):
+            landed_ns = max(routed_ns, landed_ns) + layers[place + 1].copies_ns
+        now_ns = ready_ns + each.experts_ns
+    return now_ns

@@ -10,7 +10,7 @@ import simpy
 from simpy.events import URGENT
 
 from simulator.policies.cache import Key
-from simulator.policies.core import Load
+from simulator.policies.plans import Load
 
 NEVER_NS = 1 << 62
 
@@ -41,13 +41,21 @@ class SimulatedLink:
         env: the simulation; its time is integer nanoseconds.
         copy_ns: duration of a copy by its bytes.
         record_copies: keep every copy in `copies`.
+        note_landings: keep `landings`.
 
     Attributes:
         ends_ns: when the copy in flight ends; `NEVER_NS` when the link is idle.
         copies: the copies that have begun, in order, if recorded.
+        landings: copies that have landed since the last `drain`, with their ends, if noted.
     """
 
-    def __init__(self, env: simpy.Environment, copy_ns: Callable[[int], int], record_copies: bool = False) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        copy_ns: Callable[[int], int],
+        record_copies: bool = False,
+        note_landings: bool = False,
+    ) -> None:
         self._env = env
         self._copy_ns = copy_ns
         self._queue: list[tuple[int, int, int, Load]] = []
@@ -61,6 +69,8 @@ class SimulatedLink:
         self._record_copies = record_copies
         self.ends_ns = NEVER_NS
         self.copies: list[Copy] = []
+        self._note_landings = note_landings
+        self.landings: list[tuple[int, Load]] = []
 
     def submit(self, load: Load, earliest_ns: int) -> None:
         """Queue a copy that may not begin before `earliest_ns` (when its submission has been issued)."""
@@ -84,6 +94,7 @@ class SimulatedLink:
         if not self._landed:
             return []
         landed, self._landed = self._landed, []
+        self.landings.clear()
         return landed
 
     def barrier(self, keys: Iterable[Key]) -> simpy.Event | None:
@@ -108,6 +119,8 @@ class SimulatedLink:
             raise RuntimeError("a copy finished on an idle link")
         key = self._in_flight.key
         self._landed.append(key)
+        if self._note_landings:
+            self.landings.append((self.ends_ns, self._in_flight))
         if self._barrier is not None:
             self._awaited.discard(key)
             if not self._awaited:

@@ -19,10 +19,12 @@ from typing import Any
 import simpy
 
 from simulator.cost_model import TERMS, CostModel
+from simulator.executed import executed_experts
 from simulator.link import SimulatedLink
 from simulator.policies.cache import Key
-from simulator.policies.core import Load, OffloadCore, Wave
-from simulator.predictions import predictions_of
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Load, Wave
+from simulator.stalls import split_stall
 from trace_capture.run import Span
 from trace_capture.trace import Pass, Phase, Trace
 
@@ -37,6 +39,8 @@ class PassTimes:
     sequence: int
     tokens: int
     terms_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERMS, 0))
+    stall_ns: dict[str, int] = field(default_factory=dict)
+    """Parts of the term `stall` by `STALL_PARTS`, where they were asked for."""
 
     @property
     def total_ns(self) -> int:
@@ -53,18 +57,27 @@ class Machine:
         core: decisions.
         serial: wait for every load where it is issued, as `DeviceConfig.serial`.
         record_spans: keep the timeline.
+        split_stalls: tell for every stall what the link was busy with (`PassTimes.stall_ns`).
 
     Raises:
         TraceError: the trace lacks the predictions that the prefetch policy needs.
     """
 
     def __init__(
-        self, trace: Trace, costs: CostModel, core: OffloadCore, serial: bool = False, record_spans: bool = False
+        self,
+        trace: Trace,
+        costs: CostModel,
+        core: OffloadCore,
+        serial: bool = False,
+        record_spans: bool = False,
+        split_stalls: bool = False,
     ) -> None:
         self._trace = trace
         self._core = core
         self._serial = serial
-        self._predict = predictions_of(trace, core.prefetch)
+        self._prediction = core.prefetch.prediction
+        if self._prediction is not None:
+            trace.predictions(self._prediction)
         self._issue_ns = costs.issue_ns
         self._wakeup_ns = costs.wakeup_ns
         self._compute = costs.compute
@@ -72,28 +85,20 @@ class Machine:
         self._predict_ns = lru_cache(maxsize=None)(costs.compute.predict_ns)
         self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans)
+        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, split_stalls)
         self._record_spans = record_spans
+        self._split_stalls = split_stalls
         self._host_spans: list[Span] = []
         self._terms: dict[str, int] = {}
+        self._stalls: dict[str, int] = {}
+        self._experts: Sequence[int] = ()
         self._now = 0
         self._began_ns = 0
         self.passes: list[PassTimes] = []
-        self.preloaded: list[Key] = []
 
     def run(self) -> None:
-        """Replay the whole trace, from a device that holds what the core preloads."""
-        self._preload()
+        """Replay the whole trace."""
         self._env.run(self._env.process(self._replay()))
-
-    def _preload(self) -> None:
-        """What is on the device when the clock starts; in the timeline these loads take no time."""
-        first = self._trace.passes[0].pass_id
-        for load in self._core.preload():
-            self._core.landed(load.key)
-            self.preloaded.append(load.key)
-            if self._record_spans:
-                self._host_spans.append(Span("link", "load", 0, 0, first, *load.key, load.num_bytes, load.reason))
 
     def spans(self) -> list[Span]:
         """The timeline: compute, host and link, each in order of start."""
@@ -115,30 +120,27 @@ class Machine:
         for item in trace.passes:
             tokens = item.stop - item.start
             times = PassTimes(item.phase, item.sequence, tokens)
-            self._terms = times.terms_ns
+            self._terms, self._stalls = times.terms_ns, times.stall_ns
             self._core.begin_pass(item.phase == Phase.PREFILL)
             self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
             context = int(trace.position[item.start])
-            predicted = self._predict(item)
-            for layer, experts in enumerate(self._executed(item, predicted)):
+            predicted = self._predictions(item)
+            executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)
+            for layer, experts in enumerate(executed):
                 self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
                 if experts:
                     yield from self._layer(item, layer, experts, predicted)
             self.passes.append(times)
 
-    def _executed(self, item: Pass, predicted: list[list[int]]) -> list[list[int]]:
-        """Experts that each layer of a pass runs: the routed ones, or in mode `commit` those predicted for it.
-
-        The trace's predictions were made on exact routing; live, the errors of committed layers compound.
-        """
-        routed = self._trace.pass_experts(item)
-        if not predicted or "commit" not in self._core.modes:
-            return routed
-        chosen = zip(routed, predicted, self._core.modes, strict=True)
-        return [guess if mode == "commit" and guess else truth for truth, guess, mode in chosen]
+    def _predictions(self, item: Pass) -> list[list[int]]:
+        """Predicted experts of every layer of a pass; empty where the policy asks for none."""
+        if self._prediction is None or item.phase == Phase.PREFILL:
+            return []
+        return self._trace.pass_experts(item, self._prediction)
 
     def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> Process:
         core, link = self._core, self._link
+        self._experts = experts
         if link.ends_ns <= self._now:
             yield self._meet()
         for key in link.drain():
@@ -213,6 +215,9 @@ class Machine:
             if landed_ns > stalled_ns:
                 self._now = landed_ns + self._wakeup_ns
                 self._terms["stall"] += self._now - stalled_ns
+                if self._split_stalls:
+                    split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, layer, self._experts)
+                    self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + self._wakeup_ns
                 self._span("device", "stall", stalled_ns, self._now, item, layer)
         if self._link.ends_ns <= self._now:
             yield self._meet()

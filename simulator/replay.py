@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from simulator.bounds import tpot_bounds
 from simulator.cost_model import TERMS, CostModel
-from simulator.hot_experts import needs_hot_experts, with_hot_experts
 from simulator.machine import Machine, PassTimes
-from simulator.micro_batch import split_prefill
-from simulator.policies.belady import future_uses
-from simulator.policies.cache import CACHE_POLICIES, Key
 from simulator.policies.config import OffloadConfig
-from simulator.policies.core import Counters, OffloadCore
-from simulator.policies.prefetch import make_prefetch_policy
-from simulator.predictions import executed_lookups, predictions_of
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Counters
+from simulator.stalls import STALL_PARTS
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Metrics, Run, RunInfo
 from trace_capture.trace import Phase, Trace
 from trace_capture.versions import software_versions
-
-_HINDSIGHT = "hot experts were counted on the replayed trace itself, which no run could know; give another as profile"
 
 
 def simulate(
@@ -35,8 +28,6 @@ def simulate(
     record_spans: bool = False,
     bounds: bool = True,
     log: list[tuple[Any, ...]] | None = None,
-    profile: Trace | None = None,
-    warmup_passes: int = 0,
 ) -> Run:
     """Replay a trace with the policies of a configuration on a machine.
 
@@ -45,31 +36,25 @@ def simulate(
         hardware: link and device; its measured compute times are used for the model they were measured with.
         config: cache, prefetch and budget.
         record_spans: keep the timeline in the run.
-        bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again.
+        bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again, and what
+            stalls waited for (`Metrics.stall_parts_ms`).
         log: if given, every call to the offload core and every plan is appended to it.
-        profile: the trace to count hot experts on, where the configuration needs them and has none; by default the
-            replayed one itself, which is hindsight.
-        warmup_passes: so many decode passes at the start are replayed and left out of all figures.
 
     Returns:
         A run of kind `simulated`; times are whole nanoseconds and the same for the same inputs.
 
     Raises:
         ConfigError: the budget does not hold a layer's top-k.
-        TraceError: the trace is empty, lacks predictions that the configuration needs, or has no more decode passes
-            than the warm-up.
+        TraceError: the trace is empty or lacks predictions that the configuration needs.
         ProfileError: the profile lacks a rate that is needed.
     """
     if trace.num_tokens == 0:
         raise TraceError("the trace has no rows, so there is nothing to replay; capture it again")
     costs = CostModel(hardware, trace.shape)
-    source, trace = trace, split_prefill(trace, config.prefill.micro_batch)
-    counted = needs_hot_experts(config)
-    config = with_hot_experts(config, profile or trace)
-    core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config))
-    core.warmup_passes = warmup_passes
-    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans)
+    core = OffloadCore.from_config(config, trace.shape, log)
+    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, split_stalls=bounds)
     machine.run()
+    busy_ns = _link_busy_ns(core.decode_counters, costs)
     info = RunInfo(
         kind="simulated",
         label=config.title,
@@ -77,47 +62,22 @@ def simulate(
         model=trace.shape.name,
         hardware=hardware.name,
         hardware_digest=hardware.digest,
-        trace_digest=source.digest,
+        trace_digest=trace.digest,
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("simpy", "numpy"),
-        warmup_passes=warmup_passes,
-        preloaded_experts=len(machine.preloaded),
-        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, warmup_passes),
+        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns),
         error_band_ratio=hardware.error_band_ratio,
-        bounds=tpot_bounds(trace, machine.passes, costs, config) if bounds else {},
-        notes=_notes(trace, hardware, costs) + ([_HINDSIGHT] if counted and profile is None else []),
+        bounds=tpot_bounds(trace, costs, config) if bounds else {},
+        notes=_notes(trace, hardware, costs),
     )
-    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL][warmup_passes:]
+    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
     return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()))
 
 
-def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:
-    """All look-ups to come, where the cache policy wants to know them."""
-    if not CACHE_POLICIES[config.cache.policy].needs_future:
-        return {}
-    prefetch = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
-    modes = config.prefetch.modes(trace.shape.num_moe_layers)
-    return future_uses(executed_lookups(trace, predictions_of(trace, prefetch), modes))
-
-
-def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, warmup_passes: int = 0) -> Metrics:
-    """The metrics of a run from its passes and the counters of its core.
-
-    Args:
-        passes: all of them.
-        prefill, decode: the counters, the warm-up not among them.
-        warmup_passes: decode passes at the start that are left out.
-
-    Raises:
-        TraceError: the warm-up leaves no decode pass.
-    """
+def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link_busy_ns: float = 0.0) -> Metrics:
+    """The metrics of a run from its passes, the counters of its core, and the time of its copies in decode."""
     first = [times for times in passes if times.phase == Phase.PREFILL]
     later = [times for times in passes if times.phase != Phase.PREFILL]
-    if warmup_passes and warmup_passes >= len(later):
-        raise TraceError(
-            f"a warm-up of {warmup_passes} passes leaves nothing of {len(later)} decode passes; make it shorter"
-        )
-    later = later[warmup_passes:]
     tokens = sum(times.tokens for times in later)
     lookups = prefill.lookups + decode.lookups
     hits = prefill.hits + decode.hits
@@ -127,12 +87,14 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, warm
     return Metrics(
         prefill_tokens=sum(times.tokens for times in first),
         decode_tokens=tokens,
-        ttft_ms=_time_to_first_token_ns(first) / 1e6,
+        ttft_ms=_mean([times.total_ns for times in first]) / 1e6,
         tpot_ms=total_ns / tokens / 1e6 if tokens else 0.0,
         tpot_p90_ms=float(np.percentile(per_token_ns, 90)) / 1e6 if per_token_ns else 0.0,
         tpot_terms_ms={
             name: sum(times.terms_ns[name] for times in later) / tokens / 1e6 if tokens else 0.0 for name in TERMS
         },
+        stall_parts_ms=_stall_parts_ms(later, tokens),
+        link_busy_ms=link_busy_ns / tokens / 1e6 if tokens else 0.0,
         tokens_per_s=tokens / total_ns * 1e9 if total_ns else 0.0,
         lookups=lookups,
         hits=hits,
@@ -149,15 +111,25 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, warm
     )
 
 
+def _stall_parts_ms(passes: list[PassTimes], tokens: int) -> dict[str, float]:
+    """Parts of the stalls of decode passes per token; empty where they were not told apart."""
+    if not any(times.stall_ns for times in passes):
+        return {}
+    return {name: sum(times.stall_ns.get(name, 0) for times in passes) / tokens / 1e6 for name in STALL_PARTS}
+
+
+def _link_busy_ns(decode: Counters, costs: CostModel) -> float:
+    """Time of the copies of all decode passes, back to back."""
+    loads = _loads(decode)
+    return loads * costs.copy_ns(round(decode.bytes_loaded / loads)) if loads else 0.0
+
+
 def _loads(counters: Counters) -> int:
     return counters.demand_loads + counters.prefetch_loads
 
 
-def _time_to_first_token_ns(prefills: list[PassTimes]) -> float:
-    """Mean over sequences of all their prefill passes."""
-    if not prefills:
-        return 0.0
-    return sum(times.total_ns for times in prefills) / len({times.sequence for times in prefills})
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[str]:

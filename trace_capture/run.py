@@ -28,7 +28,7 @@ TRACKS = ("link", "device", "cpu", "host")
 SPAN_KINDS = ("load", "dense", "experts", "stall", "decide", "overhead", "evict")
 """`evict` is a moment, not work: a span of no length on the host's track at which an expert's place was given up, so
 that what is on the device can be told from the loads' ends and these."""
-REASONS = ("", "demand", "prefetch", "utility", "preload")
+REASONS = ("", "demand", "prefetch", "utility")
 
 
 class Span(NamedTuple):
@@ -59,6 +59,11 @@ class Metrics(BaseModel):
     tpot_p90_ms: float = 0.0
     tpot_terms_ms: dict[str, float] = Field(default_factory=dict)
     """Parts of `tpot_ms` by name; they add up to it."""
+    stall_parts_ms: dict[str, float] = Field(default_factory=dict)
+    """Parts of the term `stall` by what the link was busy with (`simulator.stalls`); they add up to it. Empty where
+    nobody asked."""
+    link_busy_ms: float = 0.0
+    """Time of the copies over the link per decode token, hidden or not; 0 where it is not known."""
     tokens_per_s: float = 0.0
     lookups: int = 0
     hits: int = 0
@@ -95,10 +100,6 @@ class RunInfo(BaseModel):
     trace_digest: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
-    warmup_passes: int = 0
-    """Decode passes at the start that are in the timeline and in no figure."""
-    preloaded_experts: int = 0
-    """Experts that were on the device before the first pass; their loads are in no figure."""
     metrics: Metrics
     error_band_ratio: float | None = None
     """Half width of the band around a predicted TPOT, as a share of it; None where nothing was validated."""
@@ -128,6 +129,12 @@ class Run:
         """The figures of the run."""
         return self.info.metrics
 
+    @property
+    def regret_ratio(self) -> float | None:
+        """TPOT over the best bound, at least 1; None where there is no bound."""
+        bound_ms = self.info.bounds.get("max_ms", 0.0)
+        return self.metrics.tpot_ms / bound_ms if bound_ms > 0 else None
+
     def save(self, folder: Path, name: str) -> Path:
         """Write `<name>.run.json` and `<name>.spans.parquet` into `folder`; give the path of the first."""
         folder = Path(folder)
@@ -139,8 +146,12 @@ class Run:
         return summary
 
     @staticmethod
-    def load(path: Path) -> Run:
+    def load(path: Path, spans: bool = True) -> Run:
         """Read a run by its `.run.json`.
+
+        Args:
+            path: the summary.
+            spans: also read its timeline, which may be long.
 
         Raises:
             TraceError: the file is missing, damaged or of another schema version.
@@ -160,7 +171,7 @@ class Run:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{path} is not a run record ({str(error).splitlines()[0]}); run it again") from error
-        return Run(info, token_ns, _read_spans(path), texts)
+        return Run(info, token_ns, _read_spans(path) if spans else (), texts)
 
 
 def spans_table(spans: tuple[Span, ...]) -> pa.Table:

@@ -7,6 +7,7 @@ Shape legend, used in the whole project: **T** tokens, **L** MoE layers, **E** e
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -186,6 +187,15 @@ class Trace:
             else list(dict.fromkeys(row))
             for row in rows
         ]
+
+    def pass_counts(self, item: Pass, source: str | None = None) -> list[dict[int, int]]:
+        """As `pass_experts`, with the number of tokens of the pass that go to each expert."""
+        ids = self.experts if source is None else self.predictions(source)
+        rows: list[list[int]] = ids[item.start : item.stop].swapaxes(0, 1).reshape(ids.shape[1], -1).tolist()
+        counts: list[dict[int, int]] = [Counter(row) for row in rows]
+        for layer in counts:
+            layer.pop(NO_EXPERT, None)
+        return counts
 
     def save(self, path: Path) -> None:
         """Write the trace as Parquet; see `trace_capture.trace_store.write_trace`."""

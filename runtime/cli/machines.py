@@ -184,40 +184,67 @@ def tune_command(
 
 def run_json(run: Run) -> dict[str, Any]:
     """A run as one flat JSON object."""
+    from simulator.critical_path import critical_path, what_limits
+
     info = run.info.model_dump(mode="json")
     metrics: dict[str, Any] = info.pop("metrics")
-    return metrics | {
-        key: info[key]
-        for key in (
-            "kind",
-            "label",
-            "emulated",
-            "model",
-            "hardware",
-            "bounds",
-            "notes",
-            "trace_digest",
-            "error_band_ratio",
-        )
-    }
+    path = [share._asdict() for share in critical_path(run.metrics)]
+    regret = {"regret_ratio": run.regret_ratio, "critical_path": path, "what_limits": what_limits(run)}
+    return (
+        metrics
+        | regret
+        | {
+            key: info[key]
+            for key in (
+                "kind",
+                "label",
+                "emulated",
+                "model",
+                "hardware",
+                "bounds",
+                "notes",
+                "trace_digest",
+                "error_band_ratio",
+            )
+        }
+    )
 
 
 def say_run(run: Run) -> None:
     """A run for a person."""
+    from simulator.critical_path import critical_path, what_limits
+
     metrics = run.metrics
     say(f"{run.info.label} on {run.info.hardware} ({run.info.kind}), {run.info.model}")
     say(f"  TPOT {_with_band(run)}, {metrics.tokens_per_s:.2f} tokens/s, TTFT {metrics.ttft_ms:.2f} ms")
-    parts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.tpot_terms_ms.items() if value)
-    say(f"  = {parts}")
+    for share in critical_path(metrics):
+        say(f"    {share.ms:10.3f} ms {100 * share.ratio:5.1f} %  {share.text}")
+    say(f"  {what_limits(run)}")
     say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %)")
     total, each = metrics.bytes_loaded / 1e6, metrics.bytes_per_token / 1e6
     say(f"  {metrics.loads} loads, {total:,.1f} MB over the link, {each:,.3f} MB per token")
-    bounds = run.info.bounds
-    if "max_ms" in bounds:
-        say(f"  best hit rate any eviction could reach on demand: {100 * bounds['belady_hit_rate']:.1f} % (Belady)")
-        say(f"  bound: {bounds['max_ms']:.3f} ms, the larger of compute and of the copies that perfect eviction needs")
+    _say_bounds(run)
     for note in run.info.notes:
         say(f"  note: {note}")
+
+
+def _say_bounds(run: Run) -> None:
+    """What perfection could reach, and how far the run is from it."""
+    bounds = run.info.bounds
+    if "belady_hit_rate" in bounds:
+        say(f"  best hit rate any eviction could reach on demand: {100 * bounds['belady_hit_rate']:.1f} % (Belady)")
+    if "max_ms" not in bounds:
+        return
+    say(f"  bound: {bounds['max_ms']:.3f} ms, the larger of compute and of the copies that perfect eviction needs")
+    perfect = {
+        "on demand": "on_demand_ms",
+        "a perfect prefetch one layer ahead": "look_ahead_ms",
+        "without limit": "prefetch_ms",
+    }
+    texts = [f"{name} {bounds[key]:.3f} ms" for name, key in perfect.items() if key in bounds]
+    say(f"  with perfect eviction: {', '.join(texts)}")
+    above_ms = run.metrics.tpot_ms - bounds["max_ms"]
+    say(f"  regret: {run.regret_ratio:.3f} times the bound, {above_ms:.3f} ms above it")
 
 
 def _with_band(run: Run) -> str:

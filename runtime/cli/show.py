@@ -55,9 +55,10 @@ def compare_command(
 
     Example: moe-studio compare demo/2-lru-cache.predicted.run.json demo/2-lru-cache.measured.run.json
     """
+    from simulator.critical_path import what_limits
     from trace_capture.run import Run
 
-    left, right = Run.load(predicted), Run.load(measured)
+    left, right = Run.load(predicted, spans=False), Run.load(measured, spans=False)
     names = ["tpot_ms", "ttft_ms", "hit_rate", "lookups", "loads", "bytes_loaded"]
     values = {name: (getattr(left.metrics, name), getattr(right.metrics, name)) for name in names}
     terms = left.metrics.tpot_terms_ms
@@ -65,7 +66,8 @@ def compare_command(
         f"tpot_terms_ms.{name}": (value, right.metrics.tpot_terms_ms.get(name, 0.0)) for name, value in terms.items()
     }
     if as_json:
-        say_json({name: {"first": a, "second": b} for name, (a, b) in values.items()})
+        limits = {"what_limits": (what_limits(left), what_limits(right))}
+        say_json({name: {"first": a, "second": b} for name, (a, b) in (values | limits).items()})
         return
     for place, run in (("first", left), ("second", right)):
         emulated = ", emulated link" if run.info.emulated else ""
@@ -73,6 +75,8 @@ def compare_command(
     for name, (a, b) in values.items():
         change = f"{100 * (a / b - 1):+8.1f} %" if b else ""
         say(f"  {name:24} {a:14,.3f} {b:14,.3f} {change}")
+    for place, run in (("first", left), ("second", right)):
+        say(f"{place}. {what_limits(run)}")
     say_next(f"moe-studio dashboard {predicted.parent}")
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.config import CacheConfig
-from simulator.policies.eviction import FutureUses, Key, Partition
-from simulator.policies.popularity import hot_keys
 from trace_capture.errors import ConfigError
 from trace_capture.model_shape import ModelShape
 
@@ -18,7 +15,7 @@ class Capacity:
 
     Attributes:
         partition_of_layer: partition of each MoE layer [L].
-        partition_bytes: size of each partition.
+        partition_bytes: size of each partition; 0 for that of a layer which runs on the CPU.
     """
 
     partition_of_layer: tuple[int, ...]
@@ -30,8 +27,13 @@ class Capacity:
         return sum(self.partition_bytes)
 
 
-def plan_capacity(cache: CacheConfig, shape: ModelShape) -> Capacity:
+def plan_capacity(cache: CacheConfig, shape: ModelShape, cpu_layers: frozenset[int] = frozenset()) -> Capacity:
     """Turn the sizes of a cache configuration into partitions for a model.
+
+    Args:
+        cache: sizes.
+        shape: of the model.
+        cpu_layers: MoE layers that run on the CPU altogether and have no slots.
 
     Raises:
         ConfigError: a partition could not hold the top-k experts of one of its layers.
@@ -46,81 +48,49 @@ def plan_capacity(cache: CacheConfig, shape: ModelShape) -> Capacity:
     else:
         budget = _budget_bytes(cache, shape)
         if cache.scope == "global":
-            _check_room(budget, max(shape.expert_bytes) * shape.top_k, budget, shape)
-            return Capacity((0,) * layers, (budget,))
-        slots = even_slots(budget, shape)
+            on_device = [size for layer, size in enumerate(shape.expert_bytes) if layer not in cpu_layers]
+            _check_room(budget, max(on_device, default=0) * shape.top_k, budget, shape)
+            return Capacity((0,) * layers, (budget if on_device else 0,))
+        slots = even_slots(budget, shape, cpu_layers)
     for layer, count in enumerate(slots):
-        if not shape.top_k <= count <= shape.num_experts:
-            raise ConfigError(
-                f"layer {shape.moe_layer_ids[layer]} gets {count} expert slots; it needs at least its top-k of "
-                f"{shape.top_k} (and has {shape.num_experts} experts): change cache.slots_per_layer"
-            )
+        _check_slots(layer, count, layer in cpu_layers, shape)
     sizes = tuple(count * size for count, size in zip(slots, shape.expert_bytes, strict=True))
     return Capacity(tuple(range(layers)), sizes)
 
 
-def describe_partitions(
-    cache: CacheConfig, capacity: Capacity, shape: ModelShape, future: FutureUses | None
-) -> list[Partition]:
-    """What a cache policy may know of each partition.
-
-    Raises:
-        ConfigError: `cache.hot_experts` does not fit the model.
-    """
-    hot = hot_keys(cache.hot_experts, shape)
-    partitions = []
-    for number, capacity_bytes in enumerate(capacity.partition_bytes):
-        layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == number]
-        needed_bytes = shape.num_experts * sum(shape.expert_bytes[layer] for layer in layers)
-        partitions.append(
-            Partition(
-                capacity_bytes=capacity_bytes,
-                needed_bytes=needed_bytes,
-                expert_bytes=needed_bytes // (shape.num_experts * len(layers)),
-                hot_experts=None if hot is None else tuple(key for key in hot if key[0] in layers),
-                seed=cache.seed,
-                future=future,
-            )
-        )
-    return partitions
-
-
-def preloaded_keys(cache: CacheConfig, capacity: Capacity, shape: ModelShape) -> list[Key]:
-    """Experts that a run starts with on the device, as far as there is room, the most wanted first.
-
-    Raises:
-        ConfigError: experts are to be preloaded and nothing says which.
-    """
-    wanted = CACHE_POLICIES[cache.policy].starts_full if cache.preload is None else cache.preload
-    if not wanted:
-        return []
-    if capacity.total_bytes >= shape.total_expert_bytes:
-        return [(layer, expert) for layer in range(shape.num_moe_layers) for expert in range(shape.num_experts)]
-    hot = hot_keys(cache.hot_experts, shape)
-    if hot is None:
-        raise ConfigError(
-            "cache.preload needs cache.hot_experts, the experts of each layer to start with; 'moe-studio simulate "
-            "TRACE --preload --save-config FILE' makes a configuration with them"
-        )
-    return hot
-
-
-def even_slots(budget_bytes: int, shape: ModelShape) -> list[int]:
-    """Slots per layer [L] that differ by at most one between layers and fit the budget.
+def even_slots(budget_bytes: int, shape: ModelShape, cpu_layers: frozenset[int] = frozenset()) -> list[int]:
+    """Slots per layer [L] that differ by at most one between layers and fit the budget; none for `cpu_layers`.
 
     Raises:
         ConfigError: the budget does not hold the top-k experts of every layer.
     """
-    one_each = sum(shape.expert_bytes)
+    one_each = sum(size for layer, size in enumerate(shape.expert_bytes) if layer not in cpu_layers)
+    if not one_each:
+        return [0] * shape.num_moe_layers
     _check_room(budget_bytes, one_each * shape.top_k, budget_bytes, shape)
     base = min(budget_bytes // one_each, shape.num_experts)
-    slots = [base] * shape.num_moe_layers
+    slots = [0 if layer in cpu_layers else base for layer in range(shape.num_moe_layers)]
     left = budget_bytes - base * one_each
     for layer, size in enumerate(shape.expert_bytes):
-        if base < shape.num_experts and size <= left:
+        if layer not in cpu_layers and base < shape.num_experts and size <= left:
             slots[layer] += 1
             left -= size
     return slots
+
+
+def _check_slots(layer: int, count: int, is_on_cpu: bool, shape: ModelShape) -> None:
+    name = f"layer {shape.moe_layer_ids[layer]}"
+    if is_on_cpu:
+        if count:
+            raise ConfigError(
+                f"{name} gets {count} expert slots and runs on the CPU, where it needs none: set its entry of "
+                "cache.slots_per_layer to 0, or take the layer out of cpu.layers"
+            )
+    elif not shape.top_k <= count <= shape.num_experts:
+        raise ConfigError(
+            f"{name} gets {count} expert slots; it needs at least its top-k of {shape.top_k} (and has "
+            f"{shape.num_experts} experts): change cache.slots_per_layer"
+        )
 
 
 def _budget_bytes(cache: CacheConfig, shape: ModelShape) -> int:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
 from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.errors import unknown_name
-from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
+from simulator.policies.placement import (
+    PLACEMENT_POLICIES,
+    PlacementPolicy,
+    PlacementSettings,
+    make_placement_policy,
+)
+from simulator.policies.prefetch import PREFETCH_POLICIES
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import LinkProfile
 
 CONFIG_SCHEMA_VERSION: Literal[1] = 1
-
-
-ExpertId = Annotated[int, Field(ge=0)]
-HotExperts = tuple[tuple[ExpertId, ...], ...]
 
 
 class CacheConfig(BaseModel):
@@ -31,13 +33,6 @@ class CacheConfig(BaseModel):
     budget_bytes: int | None = Field(default=None, gt=0)
     budget_ratio: float | None = Field(default=None, gt=0, le=1)
     """Share of all experts' bytes."""
-    hot_experts: HotExperts | None = None
-    """Experts of each MoE layer that a profile found popular, hottest first [L][up to E]: policy `static` keeps them,
-    and `preload` starts with them."""
-    preload: bool | None = None
-    """Whether the experts are on the device before the first pass; None: with the policies `resident` and `static`."""
-    seed: int = Field(default=0, ge=0)
-    """For the policy `random`."""
 
     @field_validator("policy")
     @classmethod
@@ -78,13 +73,6 @@ class PrefetchConfig(BaseModel):
     """For all layers, or one per MoE layer [L]. The first layer has no prediction and is native whatever it says,
     and so is every layer in a prefill."""
 
-    hot_experts: HotExperts | None = None
-    """For the source `popularity`: experts of each MoE layer to have, hottest first [L][up to E]."""
-    recall: float = Field(default=1.0, ge=0, le=1)
-    """For the source `oracle`: the share of the true experts that it names."""
-    seed: int = Field(default=0, ge=0)
-    """For the source `oracle`, whose mistakes are drawn."""
-
     @field_validator("source")
     @classmethod
     def _known_source(cls, name: str) -> str:
@@ -95,14 +83,9 @@ class PrefetchConfig(BaseModel):
     @model_validator(mode="after")
     def _predicts(self) -> PrefetchConfig:
         modes = {self.mode} if isinstance(self.mode, str) else set(self.mode)
-        if modes - {"hint"} and make_prefetch_policy(self.source).prediction is None:
+        if modes - {"hint"} and PREFETCH_POLICIES[self.source]().prediction is None:
             raise ValueError(f"modes verify and commit need a source that predicts, and '{self.source}' does not")
         return self
-
-    @property
-    def setting(self) -> PrefetchSetting:
-        """What prefetch policies may be told."""
-        return PrefetchSetting(self.hot_experts, self.recall, self.seed)
 
     def modes(self, num_layers: int) -> tuple[Mode, ...]:
         """The mode of each MoE layer [L]; the first is always `hint`, since nothing predicts it.
@@ -119,15 +102,76 @@ class PrefetchConfig(BaseModel):
         return ("hint", *self.mode[1:])
 
 
-class PrefillConfig(BaseModel):
-    """How prompts are read."""
+class CpuConfig(BaseModel):
+    """Which experts the CPU runs from host memory, beside the device. By default none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    strategy: Literal["on-demand", "stream"] = "on-demand"
-    """`on-demand`: what a layer's router chose is loaded, in waves where it does not fit at once; `stream`: while a
-    layer computes, all experts of the next are copied, as far as there is room for them."""
-    micro_batch: int | None = Field(default=None, gt=0)
-    """Tokens per prefill pass; None: a prompt is one pass."""
+    policy: str = "none"
+    """For the layers that are not in `layers`. none: what is missing is loaded. misses: the CPU runs what has not
+    landed. threshold: the same, but only experts that at most `max_tokens` tokens of the pass ask for."""
+    layers: Literal["all"] | NonNegativeInt | tuple[NonNegativeInt, ...] = ()
+    """MoE layers that run on the CPU altogether and take no slots: so many from the first on (llama.cpp's
+    `--n-cpu-moe`), or these, counted from 0."""
+    max_tokens: int = Field(default=1, gt=0)
+    admissions: int = Field(default=2, ge=0)
+    """At most so many experts that ran on the CPU are on their way to the device at once, behind all other loads.
+    0: such experts never enter the cache by themselves."""
+    threads: int = Field(default=1, gt=0)
+    """Of the live engine's CPU side, beside the thread that drives the device."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, name: str) -> str:
+        if name not in PLACEMENT_POLICIES:
+            raise unknown_name("CPU policy", name, PLACEMENT_POLICIES)
+        return name
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the CPU may run an expert."""
+        return self.policy != "none" or bool(self.layers)
+
+    def whole_layers(self, num_layers: int) -> frozenset[int]:
+        """MoE layers of a model with `num_layers` of them that run on the CPU altogether.
+
+        Raises:
+            ConfigError: there is no such layer.
+        """
+        if isinstance(self.layers, tuple):
+            chosen = frozenset(self.layers)
+        else:
+            chosen = frozenset(range(num_layers if self.layers == "all" else int(self.layers)))
+        if chosen and max(chosen) >= num_layers:
+            raise ConfigError(
+                f"cpu.layers names MoE layer {max(chosen)}, and the model has {num_layers}, counted from 0; "
+                "name fewer, or 'all'"
+            )
+        return chosen
+
+    def placement(self, num_layers: int) -> PlacementPolicy:
+        """A fresh policy that splits the layers of a model.
+
+        Raises:
+            ConfigError: as `whole_layers`.
+        """
+        settings = PlacementSettings(max_tokens=self.max_tokens, max_admissions=self.admissions)
+        return make_placement_policy(self.policy, settings, self.whole_layers(num_layers))
+
+    @property
+    def title(self) -> str:
+        """What the CPU does, in a few words; empty when nothing."""
+        parts = []
+        if isinstance(self.layers, tuple):
+            parts += [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
+        elif self.layers:
+            parts.append(f"{self.layers} layers")
+        if self.policy == "misses":
+            parts.append("misses")
+        elif self.policy == "threshold":
+            parts.append(f"misses of up to {self.max_tokens} tokens")
+        elif self.policy != "none":
+            parts.append(self.policy)
+        return f"CPU: {' and '.join(parts)}" if parts else ""
 
 
 class DeviceConfig(BaseModel):
@@ -177,7 +221,7 @@ class OffloadConfig(BaseModel):
     label: str = ""
     cache: CacheConfig
     prefetch: PrefetchConfig = PrefetchConfig()
-    prefill: PrefillConfig = PrefillConfig()
+    cpu: CpuConfig = CpuConfig()
     device: DeviceConfig = DeviceConfig()
     provenance: Provenance | None = None
 
@@ -199,8 +243,8 @@ class OffloadConfig(BaseModel):
         prefetch = "" if self.prefetch.source == "none" else f" + {self.prefetch.source}"
         if self.prefetch.mode != "hint":
             prefetch += f" ({self.prefetch.mode if isinstance(self.prefetch.mode, str) else 'mode per layer'})"
-        prefill = " + streamed prefill" if self.prefill.strategy == "stream" else ""
-        return f"{self.cache.policy}/{self.cache.scope}{prefetch}{prefill}"
+        cpu = f" + {self.cpu.title}" if self.cpu.is_used else ""
+        return f"{self.cache.policy}/{self.cache.scope}{prefetch}{cpu}"
 
 
 def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadConfig:
@@ -237,7 +281,7 @@ def _keys_of(path: list[str]) -> list[str]:
 TABLES: dict[str, type[BaseModel]] = {
     "cache": CacheConfig,
     "prefetch": PrefetchConfig,
-    "prefill": PrefillConfig,
+    "cpu": CpuConfig,
     "device": DeviceConfig,
     "provenance": Provenance,
 }

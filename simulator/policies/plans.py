@@ -1,14 +1,16 @@
-"""What the offload core says: loads and waves; and what it counts."""
+"""What the offload core says to its drivers, and what it counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulator.policies.eviction import Key
+from simulator.policies.cache import Key
 
 DEMAND_PRIORITY = 0
 PREFETCH_PRIORITY = 1
+ADMISSION_PRIORITY = 2
+ADMISSION = "admission"
 
 
 class Load(NamedTuple):
@@ -24,17 +26,25 @@ class Load(NamedTuple):
 class Wave(NamedTuple):
     """Experts of a layer that are computed together once everything in `wait` has landed.
 
-    `experts` is empty when the layer must first wait for stray copies to land before it can make room.
+    `experts` is empty when the layer must first wait for stray copies to land before it can make room, and when all
+    of it runs on the CPU. `cpu_experts` run on the CPU from the moment the wave is planned, beside everything that
+    the device and the link do for the layer; only a layer's first wave has any.
     """
 
     experts: tuple[int, ...]
     loads: tuple[Load, ...]
     wait: tuple[Key, ...]
+    cpu_experts: tuple[int, ...] = ()
 
 
 @dataclass
 class Counters:
-    """What the decisions came to. `hits` were resident when asked for, `late` were on their way."""
+    """What the decisions came to.
+
+    Every expert that a layer asks for is one look-up, wherever it then runs. `hits` were on the device when asked
+    for; `late` were on their way, and were waited for or run on the CPU; of the rest each was a demand load or a run
+    on the CPU. `cpu_runs` counts experts run on the CPU, once per layer and pass.
+    """
 
     lookups: int = 0
     hits: int = 0
@@ -44,3 +54,6 @@ class Counters:
     prefetch_used: int = 0
     evictions: int = 0
     bytes_loaded: int = 0
+    cpu_runs: int = 0
+    admission_loads: int = 0
+    """Loads of experts that had run on the CPU, for the passes to come."""

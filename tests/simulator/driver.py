@@ -6,11 +6,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from simulator.hot_experts import with_hot_experts
-from simulator.policies.belady import future_uses
 from simulator.policies.capacity import Capacity
-from simulator.policies.core import Load, OffloadCore
-from simulator.predictions import executed_lookups
+from simulator.policies.core import OffloadCore
+from simulator.policies.plans import Load
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
 
@@ -36,23 +34,22 @@ class CheckingDriver:
         self.empty_waves = 0
         self.cancelled = 0
         self.loads: list[Load] = []
+        self.cpu_runs: list[tuple[int, int]] = []
 
     def run(self, trace: Trace) -> None:
-        for load in self.core.preload():
-            self.held[load.key] = True
-            self.core.landed(load.key)
-        self.check()
         for item in trace.passes:
             self.core.begin_pass(item.phase == Phase.PREFILL)
-            for layer, experts in enumerate(trace.pass_experts(item)):
-                if experts:
+            for layer, counts in enumerate(trace.pass_counts(item)):
+                if counts:
                     predicted = trace.pass_experts(item, "quasi-hidden") if trace.predicted else []
                     ahead = predicted[layer + 1] if layer + 1 < len(predicted) else []
-                    self.layer(layer, experts, ahead)
+                    self.layer(layer, counts, ahead)
 
-    def layer(self, layer: int, experts: list[int], ahead: list[int]) -> None:
+    def layer(self, layer: int, counts: dict[int, int], ahead: list[int]) -> None:
+        experts = list(counts)
         self.maybe_land()
-        for key in self.core.layer_routed(layer, experts):
+        tokens = list(counts.values()) if self.core.needs_token_counts else ()
+        for key in self.core.layer_routed(layer, experts, tokens):
             assert key[0] == layer and key[1] not in experts
             if self.cancel(key):
                 self.core.cancelled(key)
@@ -60,24 +57,27 @@ class CheckingDriver:
                 self.cancelled += 1
                 self.check()
         ran: list[int] = []
+        on_cpu: list[int] = []
         waves = 0
         while (wave := self.core.next_wave()) is not None:
             waves += 1
-            pinned = {(layer, expert) for expert in experts if expert not in ran}
+            assert not (waves > 1 and wave.cpu_experts), "the CPU starts with the first wave"
+            on_cpu += wave.cpu_experts
+            self.cpu_runs += [(layer, expert) for expert in wave.cpu_experts]
+            pinned = {(layer, expert) for expert in experts if expert not in ran and expert not in on_cpu}
             self.submit(wave.loads, pinned)
             if waves == 1:
-                wanted = self.core.prefetch.select(layer + 1, ahead) if layer + 1 < self.shape.num_moe_layers else ()
-                foreseen = {(layer + 1, expert) for expert in wanted}
+                foreseen = {(layer + 1, expert) for expert in ahead if self.core.prefetch.prediction}
                 self.submit(self.core.plan_prefetch(ahead), pinned | foreseen)
             for key in wave.wait:
                 while not self.core.is_landed(key):
                     self.land()
             assert all(self.held[layer, expert] for expert in wave.experts), "a wave ran with an expert missing"
-            self.empty_waves += not wave.experts
+            self.empty_waves += not wave.experts and bool(wave.wait)
             ran += wave.experts
             self.maybe_land()
             self.core.wave_done()
-        assert sorted(ran) == sorted(experts), "each expert runs exactly once"
+        assert sorted(ran + on_cpu) == sorted(experts), "each expert runs exactly once"
         self.waves.append(waves)
         for key in self.core.layer_done():
             assert self.held.pop(key), "only what has landed can be dropped"
@@ -137,6 +137,6 @@ def driver_for(config: Any, trace: Trace, seed: int = 0, at_once: bool = False) 
     """A driver with a fresh core of a configuration."""
     from simulator.policies.capacity import plan_capacity
 
-    config = with_hot_experts(config, trace)
-    core = OffloadCore.from_config(config, trace.shape, future=future_uses(executed_lookups(trace, lambda _: [], ())))
-    return CheckingDriver(core, trace.shape, plan_capacity(config.cache, trace.shape), seed, at_once)
+    core = OffloadCore.from_config(config, trace.shape)
+    capacity = plan_capacity(config.cache, trace.shape, config.cpu.whole_layers(trace.shape.num_moe_layers))
+    return CheckingDriver(core, trace.shape, capacity, seed, at_once)

@@ -1,0 +1,143 @@
+"""Which of a layer's active experts run on the CPU, from host memory, and which on the device.
+
+A new policy is one class here and one line in `PLACEMENT_POLICIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulator.policies.errors import unknown_name
+
+
+class Asked(NamedTuple):
+    """A routed layer, as a placement policy sees it."""
+
+    layer: int
+    experts: Sequence[int]
+    """Distinct experts that the layer runs, in the router's order."""
+    tokens: Sequence[int]
+    """How many tokens of the pass go to each of `experts`; empty unless the policy `needs_token_counts`."""
+    landed: Mapping[int, bool]
+    """The layer's experts with a place on the device: True where the copy has landed, False while it is on its way."""
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """Numbers that placement policies are made with.
+
+    Attributes:
+        max_tokens: of `FewTokensOnCpu`.
+        max_admissions: of the policies that send misses to the CPU: at most so many of these experts are on their
+            way to the device at once; 0 for none ever.
+    """
+
+    max_tokens: int = 1
+    max_admissions: int = 2
+
+
+class PlacementPolicy:
+    """Splits the active experts of a layer into a device part and a CPU part.
+
+    The core calls `begin_pass`, then `cpu_part` once per routed layer, before anything is loaded for it. Experts of
+    the device part are loaded and awaited as ever, and pinned until they have run; those of the CPU part need no
+    place on the device. What the policy is shown depends on decisions alone, so live and simulated splits agree.
+    """
+
+    needs_token_counts = False
+    """Whether `Asked.tokens` must be filled, which costs a little in every layer."""
+    cpu_layers: frozenset[int] = frozenset()
+    """MoE layers that never run on the device; they have no slots and nothing is loaded for them."""
+    max_admissions = 0
+    """At most so many experts that ran on the CPU are on their way to the device at once. Each is loaded behind
+    everything else that is queued; 0: what runs on the CPU stays where it is."""
+
+    def begin_pass(self, is_prefill: bool) -> None:
+        """A forward pass starts; by default ignored."""
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """Those of `asked.experts` that run on the CPU, in the same order."""
+        raise NotImplementedError
+
+
+class AllOnDevice(PlacementPolicy):
+    """What is missing is loaded."""
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """See `PlacementPolicy`."""
+        return ()
+
+
+class MissesOnCpu(PlacementPolicy):
+    """The device runs what has landed and never waits for the link; the CPU runs the rest.
+
+    An expert whose copy is on its way runs on the CPU too: how long the rest of the copy takes is not known to a
+    decision, and the copy is of use next time.
+    """
+
+    def __init__(self, settings: PlacementSettings) -> None:
+        self.max_admissions = settings.max_admissions
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """See `PlacementPolicy`."""
+        landed = asked.landed
+        return [expert for expert in asked.experts if not landed.get(expert, False)]
+
+
+class FewTokensOnCpu(PlacementPolicy):
+    """A fixed threshold: of the experts that have not landed, those that at most `max_tokens` tokens of the pass ask
+    for run on the CPU, which reads their weights once per few tokens; the busier ones are worth a copy."""
+
+    needs_token_counts = True
+
+    def __init__(self, settings: PlacementSettings) -> None:
+        self.max_admissions = settings.max_admissions
+        self._max_tokens = settings.max_tokens
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """See `PlacementPolicy`."""
+        landed, most = asked.landed, self._max_tokens
+        pairs = zip(asked.experts, asked.tokens, strict=True)
+        return [expert for expert, tokens in pairs if tokens <= most and not landed.get(expert, False)]
+
+
+class WholeLayers(PlacementPolicy):
+    """Some layers run on the CPU altogether (llama.cpp's `--n-cpu-moe`); another policy splits the others."""
+
+    def __init__(self, cpu_layers: frozenset[int], others: PlacementPolicy) -> None:
+        self.cpu_layers = cpu_layers
+        self.needs_token_counts = others.needs_token_counts
+        self.max_admissions = others.max_admissions
+        self._others = others
+
+    def begin_pass(self, is_prefill: bool) -> None:
+        """See `PlacementPolicy`."""
+        self._others.begin_pass(is_prefill)
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """See `PlacementPolicy`."""
+        return asked.experts if asked.layer in self.cpu_layers else self._others.cpu_part(asked)
+
+
+DEFAULTS = PlacementSettings()
+PLACEMENT_POLICIES: dict[str, Callable[[PlacementSettings], PlacementPolicy]] = {
+    "none": lambda _: AllOnDevice(),
+    "misses": MissesOnCpu,
+    "threshold": FewTokensOnCpu,
+}
+
+
+def make_placement_policy(
+    name: str, settings: PlacementSettings = DEFAULTS, cpu_layers: frozenset[int] = frozenset()
+) -> PlacementPolicy:
+    """A fresh placement policy by its registered name, with `cpu_layers` on the CPU altogether.
+
+    Raises:
+        ConfigError: the name is not registered.
+    """
+    if name not in PLACEMENT_POLICIES:
+        raise unknown_name("CPU policy", name, PLACEMENT_POLICIES)
+    policy = PLACEMENT_POLICIES[name](settings)
+    return WholeLayers(cpu_layers, policy) if cpu_layers else policy
