@@ -14,6 +14,8 @@ from trace_capture.run import TRACKS, Run, Span
 
 MAX_SPANS = 5_000
 """Above so many spans in a window, shares of time are drawn instead of single spans."""
+WAITS = ("stall", "cpu_experts")
+"""Kinds of spans in which a track waits for another."""
 NUM_BINS = 400
 DEFAULT_PASSES = 3
 
@@ -185,7 +187,7 @@ def _sentence(spans: Sequence[Span], tracks: Sequence[str], begin_ns: int, end_n
     span_ns = max(1, end_ns - begin_ns)
     shares = []
     for track in tracks:
-        busy_ns = sum(span.end_ns - span.start_ns for span in spans if span.track == track and span.kind != "stall")
+        busy_ns = sum(span.end_ns - span.start_ns for span in spans if span.track == track and span.kind not in WAITS)
         shares.append(f"{track} {format_percent(busy_ns / span_ns, digits=0)}")
     stall_ns = sum(span.end_ns - span.start_ns for span in spans if span.kind == "stall")
     moved = sum(span.num_bytes for span in spans if span.kind == "load")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cost_model import CostModel
+from simulator.cost_model import ComputeCosts, CostModel
 from simulator.executed import Routing, executed_routing
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity, plan_capacity
-from simulator.policies.config import OffloadConfig
+from simulator.policies.config import CpuConfig, OffloadConfig
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
 
@@ -50,13 +51,14 @@ def _misses(trace: Trace, config: OffloadConfig, routing: Routing, decode_only: 
     """
     is_decode = [item.phase != Phase.PREFILL for item in trace.passes]
     decode_only = decode_only and not all(is_decode)
-    capacity = plan_capacity(config.cache, trace.shape)
-    key = (trace.digest, capacity.partition_bytes, capacity.partition_of_layer, routing.digest, decode_only)
+    cpu_layers = config.cpu.whole_layers(trace.shape.num_moe_layers)
+    capacity = plan_capacity(config.cache, trace.shape, cpu_layers)
+    key = (trace.digest, capacity.partition_bytes, capacity.partition_of_layer, routing.digest, decode_only, cpu_layers)
     if key not in _known_misses:
         while len(_known_misses) >= _REMEMBERED:
             _known_misses.pop(next(iter(_known_misses)), None)
         next_uses = _next_uses(routing, trace.shape, is_decode if decode_only else [True] * len(is_decode))
-        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape)
+        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape, cpu_layers)
     return _known_misses[key]
 
 
@@ -80,9 +82,13 @@ def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool]) -> l
 
 
 def _perfect_eviction(
-    routing: Sequence[Sequence[Sequence[int]]], next_uses: Sequence[int], capacity: Capacity, shape: ModelShape
+    routing: Sequence[Sequence[Sequence[int]]],
+    next_uses: Sequence[int],
+    capacity: Capacity,
+    shape: ModelShape,
+    cpu_layers: frozenset[int],
 ) -> Misses:
-    """Misses [passes, L] when the expert whose next use is farthest leaves first."""
+    """Misses [passes, L] when the expert whose next use is farthest leaves first; of `cpu_layers` all look-ups."""
     partitions = [_Partition(size) for size in capacity.partition_bytes]
     misses = np.zeros((len(routing), shape.num_moe_layers), dtype=np.uint16)
     place = 0
@@ -93,6 +99,10 @@ def _perfect_eviction(
             partition = partitions[capacity.partition_of_layer[layer]]
             keys = [(layer, expert) for expert in experts]
             stop = place + len(keys)
+            if layer in cpu_layers:
+                misses[number, layer] = len(keys)
+                place = stop
+                continue
             hits = partition.ask(keys, next_uses[place:stop], shape.expert_bytes[layer], shape.expert_bytes)
             misses[number, layer] = len(keys) - hits
             place = stop
@@ -161,7 +171,8 @@ def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[s
         `belady_hit_rate`, `belady_decode_hit_rate`: see `belady_hit_rates`.
         `compute_ms`: everything but copies and their issue, prediction and the bookkeeping of loads.
         `transfer_ms`: copies that a perfect eviction still needs in decode, back to back.
-        `max_ms`: the larger of the two. With experts of equal bytes no policy is faster.
+        `max_ms`: the larger of the two. With experts of equal bytes no policy is faster. Where the CPU may run what
+        is missing, nothing must be copied, and each layer's experts take the best split over device and CPU.
         `prefetch_ms`: these copies by a perfect prefetch, in the order of need, as far ahead as it likes.
         `look_ahead_ms`: by a perfect prefetch that looks one layer ahead, from its routing on (Speculating Experts,
         arXiv 2603.19289, Eq. 1 as a recurrence); the first layer of a pass is not foreseen.
@@ -193,6 +204,7 @@ def _perfect_times(
     """Nanoseconds of all decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
     misses = _misses(trace, config, routing, decode_only=True).tolist()
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
+    experts_time = lru_cache(maxsize=None)(partial(_experts_time, costs.compute, config.cpu, trace.shape))
     compute_ns = transfer_ns = unlimited_ns = look_ahead_ns = 0
     now_ns = link_ns = 0  # of a stretch of decode passes, in which the link may run ahead
     for place, item in enumerate(trace.passes):
@@ -207,8 +219,8 @@ def _perfect_times(
             if not experts:
                 layers.append(_Layer(dense_ns, 0, 0, 0))
                 continue
-            experts_ns = costs.compute.experts_ns(layer, tokens, len(experts), len(experts))
-            copies_ns = misses[place][layer] * copy_ns[layer]
+            experts_ns, is_loaded = experts_time(layer, tokens, len(experts))
+            copies_ns = misses[place][layer] * copy_ns[layer] if is_loaded else 0
             layers.append(_Layer(dense_ns, costs.compute.decide_ns(0), experts_ns, copies_ns))
         overhead_ns = costs.compute.overhead_ns(tokens)
         compute_ns += overhead_ns + sum(each.dense_ns + each.decide_ns + each.experts_ns for each in layers)
@@ -219,6 +231,29 @@ def _perfect_times(
             link_ns += each.copies_ns
             now_ns = max(now_ns + each.dense_ns + each.decide_ns, link_ns) + each.experts_ns
     return compute_ns, transfer_ns, unlimited_ns + now_ns, look_ahead_ns
+
+
+def _experts_time(
+    compute: ComputeCosts, cpu: CpuConfig, shape: ModelShape, layer: int, tokens: int, active: int
+) -> tuple[int, bool]:
+    """Time of a layer's experts at best, and whether its misses must be loaded.
+
+    Where the CPU may take what is missing, the best is the split over device and CPU that ends first, whatever it
+    takes to have the device's part there.
+    """
+    if layer in cpu.whole_layers(shape.num_moe_layers):
+        return compute.cpu_experts_ns(layer, tokens, active, active), False
+    whole_ns = compute.experts_ns(layer, tokens, active, active)
+    if cpu.policy == "none":
+        return whole_ns, True
+    splits = [
+        max(
+            compute.experts_ns(layer, tokens, active - count, active) if count < active else 0,
+            compute.cpu_experts_ns(layer, tokens, count, active),
+        )
+        for count in range(1, active + 1)
+    ]
+    return min(whole_ns, *splits), False
 
 
 def _look_ahead_ns(layers: Sequence[_Layer]) -> int:

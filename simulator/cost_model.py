@@ -12,12 +12,13 @@ from simulator.costs.rates import positive, value_or
 from trace_capture.hardware import HardwareProfile, MeasuredCosts
 from trace_capture.model_shape import ModelShape
 
-TERMS = ("dense", "experts", "decide", "issue", "predict", "stall", "overhead")
+TERMS = ("dense", "experts", "cpu_experts", "decide", "issue", "predict", "stall", "overhead")
 """Parts of a pass's time; they add up to it.
 
-dense: attention, norms, router and shared experts of all layers. experts: routed experts on the device. decide:
-bookkeeping of the engine. issue: submitting copies. predict: predicting the next layer's experts. stall: waiting
-for the link. overhead: embedding, head, sampling, generation loop.
+dense: attention, norms, router and shared experts of all layers. experts: routed experts on the device. cpu_experts:
+routed experts on the CPU, as far as the device had nothing left to do but wait for them. decide: bookkeeping of the
+engine. issue: submitting copies. predict: predicting the next layer's experts. stall: waiting for the link. overhead:
+embedding, head, sampling, generation loop.
 """
 
 

@@ -71,6 +71,10 @@ class SimulatedLink:
         self.copies: list[Copy] = []
         self._note_landings = note_landings
         self.landings: list[tuple[int, Load]] = []
+        self._landing: Landing | None = None
+        self._started_ns = 0
+        self._slow_from_ns = self._slow_to_ns = 0
+        self._slow_ratio = 1.0
 
     def submit(self, load: Load, earliest_ns: int) -> None:
         """Queue a copy that may not begin before `earliest_ns` (when its submission has been issued)."""
@@ -97,6 +101,26 @@ class SimulatedLink:
         self.landings.clear()
         return landed
 
+    def backlog_ns(self, from_ns: int) -> int:
+        """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
+        if self._in_flight is None:
+            return 0
+        queued = [load for _, sequence, _, load in self._queue if sequence not in self._cancelled]
+        return max(0, self.ends_ns - from_ns) + sum(self._copy_ns(load.num_bytes) for load in queued)
+
+    def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
+        """Copies take `ratio` times longer between two moments; what is in flight then lands later.
+
+        Must not reach into another such time. Copies that have landed are not asked about.
+        """
+        self._slow_from_ns, self._slow_to_ns, self._slow_ratio = from_ns, to_ns, ratio
+        if self._in_flight is None or self.ends_ns <= from_ns:
+            return
+        begins_ns = max(from_ns, self._started_ns)
+        self._land_at(self._slowed_end_ns(begins_ns, self.ends_ns - begins_ns))
+        if self._record_copies:
+            self.copies[-1] = self.copies[-1]._replace(end_ns=self.ends_ns)
+
     def barrier(self, keys: Iterable[Key]) -> simpy.Event | None:
         """An event for when all `keys` have landed, or None when they already have (and were not yet drained)."""
         self._awaited = set(keys).difference(self._landed)
@@ -107,14 +131,28 @@ class SimulatedLink:
 
     def _start(self, load: Load, earliest_ns: int) -> None:
         self._in_flight = load
-        now_ns = int(self._env.now)
-        start_ns = max(now_ns, earliest_ns)
-        self.ends_ns = start_ns + self._copy_ns(load.num_bytes)
+        self._started_ns = start_ns = max(int(self._env.now), earliest_ns)
+        self._land_at(self._slowed_end_ns(start_ns, self._copy_ns(load.num_bytes)))
         if self._record_copies:
             self.copies.append(Copy(load, start_ns, self.ends_ns))
-        Landing(self._env, self.ends_ns - now_ns, self._finish)
 
-    def _finish(self, _: simpy.Event) -> None:
+    def _land_at(self, end_ns: int) -> None:
+        self.ends_ns = end_ns
+        self._landing = Landing(self._env, end_ns - int(self._env.now), self._finish)
+
+    def _slowed_end_ns(self, start_ns: int, copy_ns: int) -> int:
+        """End of a copy that takes `copy_ns` undisturbed."""
+        end_ns = start_ns + copy_ns
+        slow_from_ns = max(self._slow_from_ns, start_ns)
+        if end_ns <= slow_from_ns or start_ns >= self._slow_to_ns:
+            return end_ns
+        left_ns = end_ns - slow_from_ns
+        slowed_ns = min(round(left_ns * self._slow_ratio), self._slow_to_ns - slow_from_ns)
+        return slow_from_ns + slowed_ns + round(left_ns - slowed_ns / self._slow_ratio)
+
+    def _finish(self, landing: simpy.Event) -> None:
+        if landing is not self._landing:
+            return  # the copy was slowed down after this end had been set
         if self._in_flight is None:
             raise RuntimeError("a copy finished on an idle link")
         key = self._in_flight.key

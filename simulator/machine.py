@@ -6,6 +6,9 @@ Host and device work one after the other, so they are one process with a clock o
 the kernel's while nothing can happen in between, and meets it only where a copy may have landed. That leaves one
 event per copy and at most two per stall, and none at all for a layer whose experts are resident; the times are the
 same as with an event for every piece of work.
+
+The CPU's part of a layer runs beside the device and the link, from when it is decided, and the layer ends when both
+parts are there. Nobody waits for it but the end of the layer, so it takes no event: its end is worked out at its start.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class Machine:
         self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
         self._predict_ns = lru_cache(maxsize=None)(costs.compute.predict_ns)
         self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
+        self._cpu_experts_ns = lru_cache(maxsize=None)(costs.compute.cpu_experts_ns)
+        self._contention = lru_cache(maxsize=None)(costs.contention)
         self._env = simpy.Environment(initial_time=0)
         self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, split_stalls)
         self._record_spans = record_spans
@@ -92,8 +97,10 @@ class Machine:
         self._terms: dict[str, int] = {}
         self._stalls: dict[str, int] = {}
         self._experts: Sequence[int] = ()
+        self._tokens: list[list[int]] = []
         self._now = 0
         self._began_ns = 0
+        self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
 
     def run(self) -> None:
@@ -126,6 +133,8 @@ class Machine:
             context = int(trace.position[item.start])
             predicted = self._predictions(item)
             executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)
+            if self._core.needs_token_counts:
+                self._tokens = self._token_counts(item, executed)
             for layer, experts in enumerate(executed):
                 self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
                 if experts:
@@ -138,6 +147,15 @@ class Machine:
             return []
         return self._trace.pass_experts(item, self._prediction)
 
+    def _token_counts(self, item: Pass, executed: list[list[int]]) -> list[list[int]]:
+        """Tokens of a pass for each expert that it runs, in the same order."""
+        routed = self._trace.pass_counts(item)
+        if self._prediction is None or "commit" not in self._core.modes:
+            return [list(counts.values()) for counts in routed]
+        predicted = self._trace.pass_counts(item, self._prediction)
+        pairs = zip(executed, routed, predicted, strict=True)
+        return [list((counts if list(counts) == experts else guess).values()) for experts, counts, guess in pairs]
+
     def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> Process:
         core, link = self._core, self._link
         self._experts = experts
@@ -145,7 +163,7 @@ class Machine:
             yield self._meet()
         for key in link.drain():
             core.landed(key)
-        for key in core.layer_routed(layer, experts):
+        for key in core.layer_routed(layer, experts, self._tokens[layer] if self._tokens else ()):
             if link.cancel(key):
                 core.cancelled(key)
         is_first = True
@@ -160,9 +178,9 @@ class Machine:
                 experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
                 self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
-        dropped = core.layer_done()
-        if dropped:
-            self._record_evictions(dropped, self._now, item)
+        if self._cpu_end_ns:
+            self._join(item, layer)
+        self._record_evictions(core.layer_done(), self._now, item)
 
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> Process:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
@@ -170,6 +188,8 @@ class Machine:
         decide_ns = self._decide_ns(len(wave.loads))
         self._terms["decide"] += decide_ns
         self._now += decide_ns
+        if wave.cpu_experts:
+            self._start_cpu(item, layer, wave)
         if wave.loads:
             yield from self._issue(wave.loads, item, layer)
         if is_first:
@@ -184,6 +204,42 @@ class Machine:
             if loads:
                 yield from self._issue(loads, item, layer)
         self._end_host_work(item, layer)
+        if self._cpu_end_ns and is_first:
+            self._share_memory(layer)
+
+    def _start_cpu(self, item: Pass, layer: int, wave: Wave) -> None:
+        """The CPU begins its part of the layer. In serial mode waits for it."""
+        tokens, active = item.stop - item.start, len(self._experts)
+        self._cpu_began_ns = self._now
+        self._cpu_end_ns = self._now + self._cpu_experts_ns(layer, tokens, len(wave.cpu_experts), active)
+        if self._serial:
+            self._end_host_work(item, layer)
+            self._join(item, layer)
+            self._began_ns = self._now
+
+    def _share_memory(self, layer: int) -> None:
+        """Stretch the CPU's part and the copies that run beside it, which read the same memory.
+
+        Both are taken to begin together and to go on without a gap, copies as far as they are queued now; the one
+        that ends first sets the other free. Copies of later waves do not slow a CPU part that has begun.
+        """
+        cpu_ratio, copy_ratio = self._contention(layer)
+        if cpu_ratio == copy_ratio == 1.0:
+            return
+        alone_ns = self._cpu_end_ns - self._cpu_began_ns
+        together_ns = min(round(alone_ns * cpu_ratio), round(self._link.backlog_ns(self._cpu_began_ns) * copy_ratio))
+        self._cpu_end_ns = self._cpu_began_ns + together_ns + round(alone_ns - together_ns / cpu_ratio)
+        self._link.slow_down(self._cpu_began_ns, self._cpu_end_ns, copy_ratio)
+
+    def _join(self, item: Pass, layer: int) -> None:
+        """Wait until the CPU's part of the layer is there."""
+        waited_ns = self._cpu_end_ns - self._now
+        if self._record_spans:
+            times = self._cpu_began_ns, self._cpu_end_ns
+            self._host_spans.append(Span("cpu", "experts", *times, item.pass_id, layer))
+        self._cpu_end_ns = 0
+        if waited_ns > 0:
+            self._spend("cpu_experts", "device", waited_ns, item, layer)
 
     def _issue(self, loads: Sequence[Load], item: Pass, layer: int) -> Process:
         """Submit loads one after the other. In serial mode waits for them."""

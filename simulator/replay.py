@@ -105,6 +105,8 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link
         demand_loads=prefill.demand_loads + decode.demand_loads,
         prefetch_loads=prefill.prefetch_loads + decode.prefetch_loads,
         prefetch_used=prefill.prefetch_used + decode.prefetch_used,
+        cpu_runs=prefill.cpu_runs + decode.cpu_runs,
+        admission_loads=prefill.admission_loads + decode.admission_loads,
         evictions=prefill.evictions + decode.evictions,
         bytes_loaded=prefill.bytes_loaded + decode.bytes_loaded,
         bytes_per_token=decode.bytes_loaded / tokens if tokens else 0.0,
@@ -125,7 +127,7 @@ def _link_busy_ns(decode: Counters, costs: CostModel) -> float:
 
 
 def _loads(counters: Counters) -> int:
-    return counters.demand_loads + counters.prefetch_loads
+    return counters.demand_loads + counters.prefetch_loads + counters.admission_loads
 
 
 def _mean(values: list[int]) -> float:

@@ -25,10 +25,12 @@ SPANS_SUFFIX = ".spans.parquet"
 
 TRACKS = ("link", "device", "cpu", "host")
 """Serial servers: spans on one track never overlap."""
-SPAN_KINDS = ("load", "dense", "experts", "stall", "decide", "overhead", "evict")
-"""`evict` is a moment, not work: a span of no length on the host's track at which an expert's place was given up, so
-that what is on the device can be told from the loads' ends and these."""
-REASONS = ("", "demand", "prefetch", "utility")
+SPAN_KINDS = ("load", "dense", "experts", "cpu_experts", "stall", "decide", "overhead", "evict")
+"""`cpu_experts` is the device waiting for what the CPU runs, which is `experts` on the CPU's track. `evict` is a
+moment, not work: a span of no length on the host's track at which an expert's place was given up, so that what is on
+the device can be told from the loads' ends and these."""
+REASONS = ("", "demand", "prefetch", "utility", "admission")
+"""`admission`: an expert that the CPU ran is loaded for later."""
 
 
 class Span(NamedTuple):
@@ -78,6 +80,10 @@ class Metrics(BaseModel):
     prefetch_loads: int = 0
     prefetch_used: int = 0
     """Prefetched experts that their layer then asked for."""
+    cpu_runs: int = 0
+    """Experts run on the CPU, once per layer and pass; they are look-ups like all others."""
+    admission_loads: int = 0
+    """Loads of experts that had run on the CPU."""
     evictions: int = 0
     bytes_loaded: int = 0
     bytes_per_token: float = 0.0
