@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 
-from runtime.default_vectors import VECTORS_FILE, DefaultVectors, load_default_vectors, save_default_vectors
+from runtime.default_vectors import (
+    VECTORS_FILE,
+    DefaultVectors,
+    LayerDefaults,
+    load_default_vectors,
+    save_default_vectors,
+)
 from runtime.estimator import ESTIMATOR_FILE, PREDICTORS, make_predictor
 from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
+from runtime.remainder import Remainder
 from trace_capture.errors import ConfigError, ModelError
 from trace_capture.files import make_folder
 from trace_capture.hooks import MoeSite, RoutingRecorder, discover, model_shape
@@ -88,17 +95,26 @@ def measure_default_vectors(
     encoded: Sequence[torch.Tensor],
     progress: Progress | None = None,
 ) -> DefaultVectors:
-    """Mean unweighted expert outputs over the prefill of encoded texts (each [1, T]).
+    """Mean unweighted expert outputs, and means of what layers add beside them, over the prefill of encoded texts
+    (each [1, T]).
 
     Source: Speculating Experts (arXiv 2603.19289), default vectors "aggregated offline during ordinary inference".
     """
-    vectors = DefaultVectors.empty(shape.num_moe_layers, shape.num_experts, shape.hidden_size or 0)
+    hidden = shape.hidden_size or 0
+    vectors = DefaultVectors.empty(shape.num_moe_layers, shape.num_experts, hidden)
+    remainder = Remainder(loaded.model, sites, hidden)
     with RoutingRecorder(loaded.model, sites, lambda rows: None, observer=vectors) as recorder, torch.no_grad():
-        for number, ids in enumerate(encoded):
-            recorder.begin_sequence(number)
-            loaded.model(input_ids=ids, use_cache=False)
-            if progress is not None:
-                progress(number + 1, len(encoded))
+        handles = remainder.attach()
+        try:
+            for number, ids in enumerate(encoded):
+                recorder.begin_sequence(number)
+                loaded.model(input_ids=ids, use_cache=False)
+                if progress is not None:
+                    progress(number + 1, len(encoded))
+        finally:
+            for handle in handles:
+                handle.remove()
+    vectors.beside = remainder.means()
     return vectors
 
 
@@ -116,7 +132,8 @@ def calibrate_model(
     Args:
         loaded: an untouched model.
         texts: whatever the model is used on; some tens of thousands of tokens see nearly every expert.
-        out: safetensors file with `vectors` [L, E, H] float16 and `counts` [L, E]; zero where never seen.
+        out: safetensors file with `vectors` [L, E, H] float16 and `counts` [L, E]; zero where never seen; and `beside`
+            [L, H] where layers add something beside their routed experts.
         window_tokens: texts are cut into windows of this length.
         max_tokens: at most so many tokens are used.
         progress: called with (windows done, windows in all).
@@ -145,7 +162,7 @@ def _default_vectors(
     encoded: Sequence[torch.Tensor],
     out: Path,
     vectors_path: Path | None,
-) -> torch.Tensor:
+) -> LayerDefaults:
     beside_model = Path(loaded.path) / VECTORS_FILE
     path = vectors_path or (beside_model if beside_model.is_file() else None)
     if path is not None:

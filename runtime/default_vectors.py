@@ -1,9 +1,11 @@
-"""Default vectors as a file: the mean unweighted output of every expert (arXiv 2603.19289, after 2504.12463)."""
+"""Default vectors as a file: the mean unweighted output of every expert (arXiv 2603.19289, after 2504.12463), and the
+mean of what each layer adds beside its routed experts (`runtime.remainder`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,12 +20,30 @@ VECTORS_FILE = "default_vectors.safetensors"
 """Name of the file beside a model's weights."""
 
 
+class LayerDefaults(NamedTuple):
+    """What makes a layer default d_l: the weighted vectors of its executed experts, and what comes beside them.
+
+    Attributes:
+        vectors: mean unweighted output of each expert [L, E, H], float32.
+        beside: mean of what each layer adds beside its routed experts [L, H], float32, such as a shared expert's
+            output; None where that is nothing.
+    """
+
+    vectors: Tensor
+    beside: Tensor | None = None
+
+
 @dataclass
 class DefaultVectors:
-    """Running float64 means of unweighted expert outputs [L, E, H] and the tokens behind each [L, E]."""
+    """Running float64 means of unweighted expert outputs [L, E, H] and the tokens behind each [L, E].
+
+    Attributes:
+        beside: mean of what each layer adds beside its routed experts [L, H], float32, once it is known.
+    """
 
     sums: Tensor
     counts: Tensor = field(repr=False)
+    beside: Tensor | None = field(default=None, repr=False)
 
     @staticmethod
     def empty(num_layers: int, num_experts: int, hidden: int) -> DefaultVectors:
@@ -54,17 +74,28 @@ class DefaultVectors:
         """Default vectors [L, E, H], float32; zero for experts that were never seen."""
         return (self.sums / self.counts.clamp(min=1).unsqueeze(-1)).to(torch.float32)
 
+    def defaults(self) -> LayerDefaults:
+        """The means, and what comes beside them where that is anything."""
+        has_any = self.beside is not None and bool(self.beside.any())
+        return LayerDefaults(self.means(), self.beside if has_any else None)
+
 
 def save_default_vectors(vectors: DefaultVectors, path: Path, source: str) -> None:
-    """Write means [L, E, H] (float16) and the tokens behind each [L, E], with a sentence on the text they come from."""
-    tensors = {"vectors": vectors.means().to(torch.float16), "counts": vectors.counts}
+    """Write means [L, E, H] (float16) and the tokens behind each [L, E], with a sentence on the text they come from.
+
+    Layers that add something beside their routed experts also have `beside` [L, H] (float16).
+    """
+    defaults = vectors.defaults()
+    tensors = {"vectors": defaults.vectors.to(torch.float16), "counts": vectors.counts}
+    if defaults.beside is not None:
+        tensors["beside"] = defaults.beside.to(torch.float16)
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata={"source": source})
         temporary.chmod(0o644)  # safetensors writes for the owner alone
 
 
-def load_default_vectors(path: Path) -> Tensor:
-    """Read default vectors [L, E, H] as float32.
+def load_default_vectors(path: Path) -> LayerDefaults:
+    """Read default vectors and what comes beside them, as float32.
 
     Raises:
         ModelError: the file is missing or damaged.
@@ -72,7 +103,8 @@ def load_default_vectors(path: Path) -> Tensor:
     try:
         with safe_open(path, framework="pt") as file:
             vectors: Tensor = file.get_tensor("vectors")
-            return vectors.to(torch.float32)
+            beside: Tensor | None = file.get_tensor("beside").float() if "beside" in file.keys() else None  # noqa: SIM118
+            return LayerDefaults(vectors.to(torch.float32), beside)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"no usable default vectors at {path} ({error}); make them with 'moe-studio calibrate-model', or with "

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from runtime.default_vectors import LayerDefaults
 from runtime.predictors import QuasiHidden
 from trace_capture.errors import ConfigError, ModelError
 from trace_capture.files import atomic_path, write_text_atomic
@@ -228,14 +229,14 @@ class Hybrid:
 
 
 def make_predictor(
-    name: str, sites: Sequence[MoeSite], default_vectors: Tensor, estimator: TrainedEstimator | Path
+    name: str, sites: Sequence[MoeSite], defaults: Tensor | LayerDefaults, estimator: TrainedEstimator | Path
 ) -> Predictor:
     """A live predictor by name.
 
     Args:
         name: one of `PREDICTORS`.
         sites: of `discover`.
-        default_vectors: [L, E, H].
+        defaults: default vectors [L, E, H], alone or with what comes beside them.
         estimator: or its file, which is read only by the predictors that need it.
 
     Raises:
@@ -244,7 +245,7 @@ def make_predictor(
     """
     if name not in PREDICTORS:
         raise ConfigError(f"unknown predictor '{name}'; choose one of: {', '.join(PREDICTORS)}")
-    quasi = QuasiHidden(sites, default_vectors)
+    quasi = QuasiHidden(sites, defaults)
     if name == QuasiHidden.name:
         return quasi
     trained = estimator if isinstance(estimator, TrainedEstimator) else load_estimator(estimator)

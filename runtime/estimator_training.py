@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runtime.default_vectors import LayerDefaults
 from runtime.estimator import ESTIMATOR, NONE, ROUTER, EstimatorNetwork, EstimatorSizes, TrainedEstimator
 from runtime.models import LoadedModel
 from runtime.offloading import model_name
@@ -106,7 +107,7 @@ def checkpoint_path(out: Path) -> Path:
 def train_estimator(
     loaded: LoadedModel,
     texts: Sequence[str],
-    default_vectors: Tensor,
+    defaults: Tensor | LayerDefaults,
     out: Path,
     settings: TrainingSettings = DEFAULT_SETTINGS,
     *,
@@ -121,7 +122,7 @@ def train_estimator(
     Args:
         loaded: an untouched model; it is not changed.
         texts: whatever the model is used on.
-        default_vectors: [L, E, H], those that prediction will use.
+        defaults: default vectors [L, E, H], alone or with what comes beside them: those that prediction will use.
         out: safetensors file; the layer map and recalls also go to `facts_path(out)`.
         settings: sizes and schedule.
         resume: go on from the checkpoint.
@@ -138,14 +139,15 @@ def train_estimator(
     sites = discover(loaded.model)
     if len(sites) < 2:
         raise ModelError("this model has one Mixture-of-Experts layer, so there is no next layer to foresee")
-    layers, experts, hidden = default_vectors.shape
+    defaults = LayerDefaults(defaults) if isinstance(defaults, Tensor) else defaults
+    layers, experts, hidden = defaults.vectors.shape
     width = max(1, round(hidden / settings.width_ratio))
     network = EstimatorNetwork(EstimatorSizes(hidden, width, settings.expansion, experts, layers), settings.seed)
-    run = _Training(network.to(windows[0].device), settings, _identity(loaded, windows, default_vectors, settings))
+    run = _Training(network.to(windows[0].device), settings, _identity(loaded, windows, defaults, settings))
     place = checkpoint_path(out)
     if resume:
         run.load(place)
-    with RoutingReader(loaded.model, sites, default_vectors, settings.cache_bytes) as reader:
+    with RoutingReader(loaded.model, sites, defaults, settings.cache_bytes) as reader:
         while run.step < settings.steps:
             numbers = _batch(training, run.step, settings)
             run.advance([_some_tokens(reader.read(n, windows[n]), run.step, settings) for n in numbers])
@@ -274,15 +276,18 @@ class _Training:
             )
 
 
-def _identity(loaded: LoadedModel, windows: Sequence[Tensor], vectors: Tensor, settings: TrainingSettings) -> str:
+def _identity(
+    loaded: LoadedModel, windows: Sequence[Tensor], defaults: LayerDefaults, settings: TrainingSettings
+) -> str:
     """What must be equal for a checkpoint to fit, as JSON."""
     settings_that_count = asdict(settings)
     for name in ("checkpoint_every", "cache_bytes"):  # these change no number
         del settings_that_count[name]
+    given = [part.to(torch.float32).cpu().numpy().tobytes().hex() for part in defaults if part is not None]
     facts = settings_that_count | {
         "model": model_name(loaded.model),
         "texts": text_digest(str([window.tolist() for window in windows])),
-        "default_vectors": text_digest(vectors.to(torch.float32).cpu().numpy().tobytes().hex()),
+        "default_vectors": text_digest("".join(given)),
     }
     return json.dumps(facts, sort_keys=True)
 

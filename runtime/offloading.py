@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from runtime.default_vectors import VECTORS_FILE, load_default_vectors
+from runtime.default_vectors import VECTORS_FILE, LayerDefaults, load_default_vectors
 from runtime.engine import Engine, watch_passes
 from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_files import expert_files
@@ -54,7 +54,7 @@ def offload(
     model: CausalModel,
     config: OffloadConfig,
     *,
-    default_vectors: Tensor | Path | None = None,
+    default_vectors: Tensor | LayerDefaults | Path | None = None,
     estimator: Path | None = None,
     name: str | None = None,
     log: list[tuple[Any, ...]] | None = None,
@@ -66,8 +66,8 @@ def offload(
     Args:
         model: a transformers causal language model with fused experts, on its device.
         config: budget, cache policy, prefetch and device.
-        default_vectors: [L, E, H] or a file of them, for prefetch by the quasi-hidden state; by default the file
-            beside the model's weights.
+        default_vectors: [L, E, H], alone or with what comes beside them, or a file of them, for prefetch by the
+            quasi-hidden state; by default the file beside the model's weights.
         estimator: file of a trained estimator, for prefetch by `estimator` or `hybrid`; by default the one beside
             the model's weights.
         name: what reports call the model; by default the last part of its path.
@@ -212,10 +212,15 @@ def _make_link(config: OffloadConfig, device: torch.device, on_cuda: bool) -> Th
 
 
 def _make_predictor(
-    model: CausalModel, core: OffloadCore, sites: list[MoeSite], source: Tensor | Path | None, estimator: Path | None
+    model: CausalModel,
+    core: OffloadCore,
+    sites: list[MoeSite],
+    source: Tensor | LayerDefaults | Path | None,
+    estimator: Path | None,
 ) -> Predictor | None:
     if core.prefetch.prediction is None:
         return None
     folder = Path(str(getattr(model, "name_or_path", "")))
-    vectors = source if isinstance(source, Tensor) else load_default_vectors(source or folder / VECTORS_FILE)
-    return make_predictor(core.prefetch.prediction, sites, vectors, estimator or folder / ESTIMATOR_FILE)
+    if source is None or isinstance(source, Path):
+        source = load_default_vectors(source or folder / VECTORS_FILE)
+    return make_predictor(core.prefetch.prediction, sites, source, estimator or folder / ESTIMATOR_FILE)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from runtime.default_vectors import LayerDefaults
 from runtime.estimator import normed_state
 from runtime.predictors import QuasiHidden
 from trace_capture.hooks import CausalModel, MoeSite
@@ -48,16 +49,16 @@ class RoutingReader:
     Args:
         model: an untouched transformers causal language model.
         sites: of `discover`.
-        default_vectors: [L, E, H].
+        defaults: default vectors [L, E, H], alone or with what comes beside them.
         cache_bytes: windows are remembered, and not run again, until they take this much memory.
     """
 
     def __init__(
-        self, model: CausalModel, sites: Sequence[MoeSite], default_vectors: Tensor, cache_bytes: int = 0
+        self, model: CausalModel, sites: Sequence[MoeSite], defaults: Tensor | LayerDefaults, cache_bytes: int = 0
     ) -> None:
         self._model = model
         self._sites = sites
-        self._quasi = QuasiHidden(sites, default_vectors)
+        self._quasi = QuasiHidden(sites, defaults)
         self._handles: list[RemovableHandle] = []
         self._rows: dict[str, list[Tensor]] = {}
         self._cache: dict[int, Observed] = {}

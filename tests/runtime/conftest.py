@@ -121,9 +121,9 @@ def loaded(model_folder: Path) -> LoadedModel:
     return load_model(str(model_folder))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Leave a core to the link's thread."""
+    """Leave a core to the link's thread; for fixtures of a module too, since sums depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -62,7 +62,7 @@ def test_their_routers_are_foreseen(model_type: str) -> None:
     sites = discover(model)
     assert all(site.norm is not None for site in sites)
     shape = model_shape(model, sites, "tiny")
-    vectors = measure_default_vectors(LoadedModel(model, None, ""), sites, shape, [PROMPT]).means()
+    vectors = measure_default_vectors(LoadedModel(model, None, ""), sites, shape, [PROMPT]).defaults()
     with offloaded(model, config(prefetch={"source": "quasi-hidden"}), default_vectors=vectors) as engine:
         assert torch.equal(greedy(model), tokens)
         assert all(recall.tokens for recall in engine.recall[1:])

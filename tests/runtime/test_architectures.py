@@ -80,8 +80,8 @@ def test_prefetch_by_the_quasi_hidden_state_runs_and_stays_exact(model_type: str
     tokens = greedy(model)
     sites = discover(model)
     shape = model_shape(model, sites, "tiny")
-    vectors = measure_default_vectors(LoadedModel(model, None, ""), sites, shape, [PROMPT]).means()
-    assert vectors.any(dim=-1).sum() >= len(sites), "no expert has a default vector"
+    vectors = measure_default_vectors(LoadedModel(model, None, ""), sites, shape, [PROMPT]).defaults()
+    assert vectors.vectors.any(dim=-1).sum() >= len(sites), "no expert has a default vector"
     settings = config(prefetch={"source": "quasi-hidden"})
     with offloaded(model, settings, default_vectors=vectors) as engine:
         assert torch.equal(greedy(model), tokens)
