@@ -96,7 +96,7 @@ class RooflineCompute:
         self._profile = profile
         self._launch_ns = device.launch_ns.value
         self._shape = shape
-        self._weight_bytes = WEIGHT_BYTES.get(shape.weight_dtype, 2.0)
+        self._weight_bytes = weight_bytes(shape.weight_dtype)
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """See `ComputeCosts`."""
@@ -141,6 +141,12 @@ WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, 
 """Bytes per weight by dtype; quantised formats not listed are taken as two bytes for operation counts."""
 
 
+def weight_bytes(dtype: str) -> float:
+    """Bytes per weight of a dtype by name, or written as bits per weight, such as `4.84 bits`."""
+    number, _, unit = dtype.partition(" ")
+    return float(number) / 8 if unit == "bits" else WEIGHT_BYTES.get(dtype, 2.0)
+
+
 class CostModel:
     """All costs of one model on one machine.
 
@@ -177,8 +183,8 @@ class CostModel:
         """
         if self._profile.host is None:
             return ALONE
-        weight_bytes = WEIGHT_BYTES.get(self._shape.weight_dtype, 2.0)
-        return self._host.contention(self._shape.expert_bytes[layer], weight_bytes, self._bytes_per_s)
+        expert_bytes = self._shape.expert_bytes[layer]
+        return self._host.contention(expert_bytes, weight_bytes(self._shape.weight_dtype), self._bytes_per_s)
 
     @cached_property
     def _host(self) -> HostCosts:

@@ -14,12 +14,22 @@ from runtime.cli.traces import Model, PromptFile, Seed
 if TYPE_CHECKING:
     from runtime.pairing import Comparison
     from runtime.validation import LiveValidation
+    from simulator.validation.published import PublishedValidation
     from trace_capture.hardware import HardwareProfile
 
 
 @app.command("validate")
 def validate_command(
     live: Annotated[bool, typer.Option("--live", help="Against the live engine, on this machine.")] = False,
+    published: Annotated[
+        Path | None, typer.Option("--published", help="Against a table of published measurements (CSV).")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", help="With --published: a table of which row is faster (CSV).")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="With --published: take efficiencies and bands from this table itself.")
+    ] = False,
     model: Model = "demo",
     hardware: Annotated[
         str | None, typer.Option("--hardware", help="With --live: a profile made by calibrate, instead of calibrating.")
@@ -37,8 +47,11 @@ def validate_command(
     """Hold predictions against measurements, and write the record that error bands come from.
 
     Example: moe-studio validate --live --out record.json --save-hardware hardware.toml
+    Example: moe-studio validate --published published.csv --pairs pairs.csv
     """
-    mode = _one_mode({"--live": live})
+    mode = _one_mode({"--live": live, "--published": published is not None})
+    if published is not None:
+        _run_published(published, pairs, fit, out, as_json)
     if mode == "--live":
         result = _run_live(model, hardware, prompts, repeats, max_new_tokens, seed, not as_json)
         if out is not None:
@@ -66,6 +79,52 @@ def _one_mode(given: dict[str, bool]) -> str:
         found = f"both {' and '.join(chosen)}" if chosen else "none"
         raise StudioError(f"say what to validate against with exactly one of {', '.join(given)}; got {found}")
     return chosen[0]
+
+
+def _run_published(published: Path, pairs: Path | None, fit: bool, out: Path | None, as_json: bool) -> None:
+    from simulator.validation.published import fit_published, validate_published
+
+    record = None
+    if fit:
+        record = fit_published(published, f"moe-studio validate --published {published.name} --fit --out {out}")
+        if out is not None:
+            record.save(out)
+    with progress_bar(not as_json) as step:
+        result = validate_published(published, pairs, record=record, progress=step("predict rows"))
+    if as_json:
+        say_json(result.as_json())
+    else:
+        _say_published(result)
+
+
+def _say_published(result: PublishedValidation) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    values = result.as_json()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("strategy", "rows", "median error", "90th percentile", "inside band"):
+        table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
+    groups = values["by_strategy"] | {"all that count": values["overall"], "all predicted": values["all_predicted"]}
+    for name, entry in groups.items():
+        if entry["rows"]:
+            shares = (entry["median_abs_error"], entry["p90_abs_error"], entry["band_coverage"])
+            table.add_row(name.replace("_", " "), str(entry["rows"]), *(f"{100 * share:.0f} %" for share in shares))
+    say("Decode rates predicted from data sheets, against published measurements by others (errors of |ln ratio|).")
+    console().print(table)
+    unseen = values["leave_group_out"]
+    if unseen["rows"]:
+        say(
+            f"without the row's own source: median {100 * unseen['median_abs_error']:.0f} %, "
+            f"90th percentile {100 * unseen['p90_abs_error']:.0f} %"
+        )
+    if values["ranking_pairs"]:
+        say(f"order of strong pairs right: {100 * values['ranking_accuracy']:.0f} % of {values['ranking_pairs']}")
+    for reason, count in values["skip_reasons"].items():
+        say(f"  {count} without a prediction: {reason}")
+    for reason, count in values["ranking_only_reasons"].items():
+        say(f"  {count} ranked only: {reason}")
+    say_next("moe-studio validate --published CSV --pairs CSV --json, for every row with its terms")
 
 
 def _run_live(
