@@ -56,12 +56,13 @@ class Foreseen(NamedTuple):
 class PassRecord:
     """When a pass began, what it was, and the times of its layers."""
 
-    __slots__ = ("began_ns", "is_prefill", "layers", "tokens")
+    __slots__ = ("accepted_drafts", "began_ns", "is_prefill", "layers", "tokens")
 
     def __init__(self, began_ns: int, is_prefill: bool, tokens: int) -> None:
         self.began_ns = began_ns
         self.is_prefill = is_prefill
         self.tokens = tokens
+        self.accepted_drafts = 0  # of a verify pass, set once it is known
         self.layers: list[LayerTimes] = []
 
 

@@ -117,7 +117,7 @@ def _pass_times(records: Sequence[PassRecord], sequences: Sequence[int], ends_ns
         end_ns = ends_ns[finished] if is_last else records[place + 1].began_ns
         finished += is_last
         phase = Phase.PREFILL if record.is_prefill else Phase.DECODE if record.tokens == 1 else Phase.VERIFY
-        times = PassTimes(phase, sequence, record.tokens)
+        times = PassTimes(phase, sequence, record.tokens, 1 + record.accepted_drafts)
         times.terms_ns.update(_terms(record, end_ns))
         result.append(times)
     return result

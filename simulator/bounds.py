@@ -182,7 +182,7 @@ def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[s
     """
     routing = executed_routing(trace, config)
     hit_rate, decode_hit_rate = belady_hit_rates(trace, config)
-    tokens = sum(item.stop - item.start for item in trace.passes if item.phase != Phase.PREFILL)
+    tokens = sum(trace.output_tokens(item) for item in trace.passes if item.phase != Phase.PREFILL)
     if not tokens:
         return {"belady_hit_rate": hit_rate}
     compute_ns, transfer_ns, prefetch_ns, look_ahead_ns = _perfect_times(trace, costs, config, routing)
@@ -222,7 +222,7 @@ def _perfect_times(
             experts_ns, is_loaded = experts_time(layer, tokens, len(experts))
             copies_ns = misses[place][layer] * copy_ns[layer] if is_loaded else 0
             layers.append(_Layer(dense_ns, costs.compute.decide_ns(0), experts_ns, copies_ns))
-        overhead_ns = costs.compute.overhead_ns(tokens)
+        overhead_ns = costs.compute.overhead_ns(tokens) + costs.drafting_ns(trace.info.draft, tokens - 1)
         compute_ns += overhead_ns + sum(each.dense_ns + each.decide_ns + each.experts_ns for each in layers)
         transfer_ns += sum(each.copies_ns for each in layers)
         look_ahead_ns += overhead_ns + _look_ahead_ns(layers)

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from simulator.costs.drafting import drafting_ns
 from simulator.costs.host import ALONE, Contention, HostCosts
 from simulator.costs.rates import positive, value_or
 from trace_capture.hardware import HardwareProfile, MeasuredCosts
 from trace_capture.model_shape import ModelShape
+from trace_capture.trace import DraftSettings
 
-TERMS = ("dense", "experts", "cpu_experts", "decide", "issue", "predict", "stall", "overhead")
+TERMS = ("dense", "experts", "cpu_experts", "decide", "issue", "predict", "stall", "overhead", "drafting")
 """Parts of a pass's time; they add up to it.
 
 dense: attention, norms, router and shared experts of all layers. experts: routed experts on the device. cpu_experts:
 routed experts on the CPU, as far as the device had nothing left to do but wait for them. decide: bookkeeping of the
 engine. issue: submitting copies. predict: predicting the next layer's experts. stall: waiting for the link. overhead:
-embedding, head, sampling, generation loop.
+embedding, head, sampling, generation loop. drafting: making the drafts of a verify pass.
 """
 
 
@@ -175,6 +177,10 @@ class CostModel:
     def copy_ns(self, num_bytes: int) -> int:
         """One copy over the link, from its start to its landing, memory to itself."""
         return round(self._latency_ns + num_bytes / self._bytes_per_s * 1e9)
+
+    def drafting_ns(self, draft: DraftSettings | None, drafts: int) -> int:
+        """Making `drafts` tokens for one verify pass; see `simulator.costs.drafting`."""
+        return drafting_ns(self._profile, draft, drafts)
 
     def contention(self, layer: int) -> Contention:
         """How many times longer CPU experts of a layer, and copies, take for as long as both run.

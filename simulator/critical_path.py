@@ -35,6 +35,7 @@ TEXT_OF_PART = {
     "decide": "bookkeeping",
     "issue": "submitting copies",
     "predict": "predicting experts",
+    "drafting": "making drafts",
     "overhead": "head, sampling and the rest of a pass",
 }
 

@@ -41,6 +41,8 @@ class PassTimes:
     phase: Phase
     sequence: int
     tokens: int
+    output_tokens: int
+    """Tokens that it adds to the output; see `Trace.output_tokens`."""
     terms_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERMS, 0))
     stall_ns: dict[str, int] = field(default_factory=dict)
     """Parts of the term `stall` by `STALL_PARTS`, where they were asked for."""
@@ -89,6 +91,7 @@ class Machine:
         self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
         self._cpu_experts_ns = lru_cache(maxsize=None)(costs.compute.cpu_experts_ns)
         self._contention = lru_cache(maxsize=None)(costs.contention)
+        self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
         self._env = simpy.Environment(initial_time=0)
         self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, split_stalls)
         self._record_spans = record_spans
@@ -126,10 +129,12 @@ class Machine:
         trace, dense_ns = self._trace, self._compute.dense_ns
         for item in trace.passes:
             tokens = item.stop - item.start
-            times = PassTimes(item.phase, item.sequence, tokens)
+            times = PassTimes(item.phase, item.sequence, tokens, trace.output_tokens(item))
             self._terms, self._stalls = times.terms_ns, times.stall_ns
             self._core.begin_pass(item.phase == Phase.PREFILL)
             self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
+            if item.phase == Phase.VERIFY:
+                self._spend("drafting", "device", self._drafting_ns(trace.info.draft, tokens - 1), item, -1)
             context = int(trace.position[item.start])
             predicted = self._predictions(item)
             executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)

@@ -15,6 +15,7 @@ from simulator.policies.plans import Counters
 from simulator.stalls import STALL_PARTS
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
+from trace_capture.rewindow import KIND
 from trace_capture.run import Metrics, Run, RunInfo
 from trace_capture.trace import Phase, Trace
 from trace_capture.versions import software_versions
@@ -78,15 +79,18 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link
     """The metrics of a run from its passes, the counters of its core, and the time of its copies in decode."""
     first = [times for times in passes if times.phase == Phase.PREFILL]
     later = [times for times in passes if times.phase != Phase.PREFILL]
-    tokens = sum(times.tokens for times in later)
+    tokens = sum(times.output_tokens for times in later)
+    verify = [times for times in later if times.phase == Phase.VERIFY]
     lookups = prefill.lookups + decode.lookups
     hits = prefill.hits + decode.hits
     loads = _loads(prefill) + _loads(decode)
     total_ns = sum(times.total_ns for times in later)
-    per_token_ns = [times.total_ns / times.tokens for times in later]
+    per_token_ns = [times.total_ns / times.output_tokens for times in later for _ in range(times.output_tokens)]
     return Metrics(
         prefill_tokens=sum(times.tokens for times in first),
         decode_tokens=tokens,
+        drafted_tokens=sum(times.tokens - 1 for times in verify),
+        accepted_drafts=sum(times.output_tokens - 1 for times in verify),
         ttft_ms=_mean([times.total_ns for times in first]) / 1e6,
         tpot_ms=total_ns / tokens / 1e6 if tokens else 0.0,
         tpot_p90_ms=float(np.percentile(per_token_ns, 90)) / 1e6 if per_token_ns else 0.0,
@@ -144,6 +148,10 @@ def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[st
         notes.append("no error band: nobody has validated predictions on this profile")
     if not trace.info.complete:
         notes.append("the trace was recovered from a capture that did not end")
+    if trace.info.draft is not None and trace.info.draft.kind == KIND:
+        notes.append("verify passes were made of decode passes: where rejected drafts are routed is assumed")
+    if trace.info.draft is not None and not trace.info.draft.weight_bytes:
+        notes.append("drafting takes no time here: the trace does not say how large the draft model is")
     if trace.info.source == "synthetic":
         notes.append("synthetic trace: routing statistics are assumed, not measured")
     return notes

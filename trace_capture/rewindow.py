@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.int64]
 Rows = dict[str, npt.NDArray[Any]]
 
 
-def rewindow(trace: Trace, gamma: int, acceptance_ratio: float, seed: int = 0) -> Trace:
+def rewindow(trace: Trace, gamma: int, acceptance_ratio: float, seed: int = 0, draft_bytes: int = 0) -> Trace:
     """The same tokens, verified up to gamma drafts at a time.
 
     A pass holds the token that is certain and min(gamma, tokens left) drafts. Each draft is accepted with probability
@@ -39,6 +39,7 @@ def rewindow(trace: Trace, gamma: int, acceptance_ratio: float, seed: int = 0) -
         gamma: drafts per pass; 0 gives decode passes.
         acceptance_ratio: of single drafts, 0..1.
         seed: of the random generator.
+        draft_bytes: weights of the draft model, which the time of drafting follows from; 0 for none.
 
     Raises:
         ConfigError: gamma is negative or the ratio is not in 0..1.
@@ -59,7 +60,7 @@ def rewindow(trace: Trace, gamma: int, acceptance_ratio: float, seed: int = 0) -
             passes.append((Phase.PREFILL, rows))
         stream = kept.rows(mine & (kept.phase != Phase.PREFILL))
         passes += _verify_passes(stream, gamma, acceptance_ratio, random, donors)
-    result = _joined(trace, passes, {"gamma": gamma, "acceptance_ratio": acceptance_ratio, "seed": seed})
+    result = _joined(trace, passes, {"gamma": gamma, "acceptance_ratio": acceptance_ratio, "seed": seed}, draft_bytes)
     check_trace(result, where="re-windowed trace")
     return result
 
@@ -157,13 +158,13 @@ def _columns(trace: Trace, start: int, stop: int) -> Rows:
     return rows | {_PREDICTED + name: ids[start:stop] for name, ids in trace.predicted.items()}
 
 
-def _joined(trace: Trace, passes: list[tuple[Phase, Rows]], options: dict[str, Any]) -> Trace:
+def _joined(trace: Trace, passes: list[tuple[Phase, Rows]], options: dict[str, Any], draft_bytes: int) -> Trace:
     """One trace of all passes, numbered from 0."""
     joined = {name: np.concatenate([rows[name] for _, rows in passes]) for name in passes[0][1]}
     lengths = [len(rows["sequence"]) for _, rows in passes]
     joined["pass_id"] = np.repeat(np.arange(len(passes), dtype=np.int32), lengths)
     joined["phase"] = np.repeat(np.array([phase for phase, _ in passes], dtype=np.uint8), lengths)
-    draft = DraftSettings(kind=KIND, gamma=options["gamma"]) if options["gamma"] else None
+    draft = DraftSettings(kind=KIND, gamma=options["gamma"], weight_bytes=draft_bytes) if options["gamma"] else None
     info = trace.info.model_copy(update={"draft": draft, "options": trace.info.options | {KIND: options}})
     predicted = {name: joined.pop(_PREDICTED + name) for name in trace.predicted}
     return replace(trace, info=info, predicted=predicted, **joined)

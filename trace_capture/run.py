@@ -25,7 +25,7 @@ SPANS_SUFFIX = ".spans.parquet"
 
 TRACKS = ("link", "device", "cpu", "host")
 """Serial servers: spans on one track never overlap."""
-SPAN_KINDS = ("load", "dense", "experts", "cpu_experts", "stall", "decide", "overhead", "evict")
+SPAN_KINDS = ("load", "dense", "experts", "cpu_experts", "stall", "decide", "overhead", "drafting", "evict")
 """`cpu_experts` is the device waiting for what the CPU runs, which is `experts` on the CPU's track. `evict` is a
 moment, not work: a span of no length on the host's track at which an expert's place was given up, so that what is on
 the device can be told from the loads' ends and these."""
@@ -54,10 +54,15 @@ class Metrics(BaseModel):
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    """Output tokens of decode and verify passes: one per decode pass; per verify pass the accepted drafts and one."""
+    drafted_tokens: int = 0
+    """Drafts that verify passes had."""
+    accepted_drafts: int = 0
+    """Those of them that were kept."""
     ttft_ms: float = 0.0
     """Time to first token: mean over sequences of the prefill pass."""
     tpot_ms: float = 0.0
-    """Time per output token: mean over decode tokens."""
+    """Time per output token: mean over output tokens; rejected drafts are not output."""
     tpot_p90_ms: float = 0.0
     tpot_terms_ms: dict[str, float] = Field(default_factory=dict)
     """Parts of `tpot_ms` by name; they add up to it."""

@@ -44,6 +44,8 @@ class DraftSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: str
     gamma: int = Field(gt=0)
+    weight_bytes: int = Field(default=0, ge=0)
+    """Of the draft model, read for every draft; 0 for prompt look-up, or where it is not known."""
 
 
 class TraceInfo(BaseModel):
@@ -133,6 +135,11 @@ class Trace:
         for name in sorted(self.predicted):
             digest.update(name.encode() + np.ascontiguousarray(self.predicted[name]).tobytes())
         return f"sha256:{digest.hexdigest()}"
+
+    def output_tokens(self, item: Pass) -> int:
+        """Tokens that a pass adds to the output: one, or in a verify pass one per accepted row. Its first row is the
+        token that was certain; each accepted row, that one included, gives the token after it."""
+        return int(self.accepted[item.start : item.stop].sum()) if item.phase == Phase.VERIFY else 1
 
     def active_experts(self, start: int, stop: int, layer: int, source: str | None = None) -> list[int]:
         """Distinct experts of rows `start:stop` in one layer, in order of first appearance.
