@@ -19,6 +19,7 @@ from runtime.estimator import ESTIMATOR_FILE, PREDICTORS, make_predictor
 from runtime.models import GREEDY, LoadedModel, Sampling, prompts_digest
 from runtime.offloading import model_name
 from runtime.remainder import Remainder
+from runtime.speculative import Drafting, watch_drafts
 from trace_capture.errors import ConfigError, ModelError
 from trace_capture.files import make_folder
 from trace_capture.hooks import MoeSite, RoutingRecorder, discover, model_shape
@@ -37,6 +38,7 @@ def capture(
     max_new_tokens: int,
     *,
     sampling: Sampling = GREEDY,
+    drafting: Drafting | None = None,
     predict: str | None = None,
     vectors_path: Path | None = None,
     estimator_path: Path | None = None,
@@ -52,6 +54,7 @@ def capture(
         out: Parquet file to write.
         max_new_tokens: per prompt.
         sampling: how tokens are chosen.
+        drafting: decode speculatively; passes that verify drafts are recorded with what was accepted.
         predict: one of `PREDICTORS`, to record its ids beside the true ones.
         vectors_path: default vectors for that predictor; by default the file beside the model, and if there is none
             they are measured on the prompts' prefill and written beside the trace.
@@ -71,7 +74,7 @@ def capture(
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     sites = discover(loaded.model)
     shape = model_shape(loaded.model, sites, model_name(loaded.model))
-    info = _info(loaded, shape, prompts, max_new_tokens, sampling, predict)
+    info = _info(loaded, shape, prompts, max_new_tokens, sampling, drafting, predict)
     with TraceWriter(out, info, {predict: shape.top_k} if predict else {}) as writer:
         predictor = None
         if predict is not None:
@@ -79,10 +82,10 @@ def capture(
             estimator = estimator_path or Path(loaded.path) / ESTIMATOR_FILE
             predictor = make_predictor(predict, sites, vectors, estimator)
         recorder = RoutingRecorder(loaded.model, sites, writer.append, predictor)
-        with recorder:
+        with recorder, watch_drafts(loaded.model, [recorder.passes]):
             for number, ids in enumerate(encoded):
                 recorder.begin_sequence(number)
-                loaded.generate(ids, max_new_tokens, sampling, number)
+                loaded.generate(ids, max_new_tokens, sampling, number, drafting)
                 if progress is not None:
                     progress(number + 1, len(prompts))
         return writer.finish()
@@ -183,6 +186,7 @@ def _info(
     prompts: Sequence[str],
     max_new_tokens: int,
     sampling: Sampling,
+    drafting: Drafting | None,
     predict: str | None,
 ) -> TraceInfo:
     options: dict[str, Any] = {
@@ -196,6 +200,7 @@ def _info(
         source="capture",
         tokenizer=type(loaded.tokenizer).__name__,
         prompts_digest=prompts_digest(prompts),
+        draft=drafting.settings if drafting else None,
         versions=software_versions("torch", "transformers"),
         options=options,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from trace_capture.errors import ModelError
 from trace_capture.files import text_digest
 from trace_capture.hooks import CausalModel
 from trace_capture.samples import sample_folder
+
+if TYPE_CHECKING:
+    from runtime.speculative import Drafting
 
 _GREEDY_SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 """Transformers' own defaults, given so that a model's sampling settings do not raise a warning when they are unused."""
@@ -86,12 +89,26 @@ class LoadedModel:
         device = next(self.model.parameters()).device
         return [piece.to(device) for piece in torch.split(ids, length, dim=1) if piece.shape[1] > 1]
 
-    def generate(self, ids: Tensor, max_new_tokens: int, sampling: Sampling, sequence: int) -> str:
-        """Continue one prompt; gives the new text. Prompt number `sequence` shifts the seed."""
+    def generate(
+        self, ids: Tensor, max_new_tokens: int, sampling: Sampling, sequence: int, drafting: Drafting | None = None
+    ) -> str:
+        """Continue one prompt; gives the new text. Prompt number `sequence` shifts the seed.
+
+        Raises:
+            ModelError: `drafting` is given, and the model's cache cannot be rolled back.
+        """
         torch.manual_seed(sampling.seed * 100_003 + sequence)
         config = sampling.generation_config(self.model.generation_config, max_new_tokens)
-        with torch.no_grad():
-            output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        extra = drafting.apply(config) if drafting is not None else {}
+        with torch.no_grad(), quiet_transformers():  # it warns of its own nested calls
+            try:
+                output = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config, **extra
+                )
+            except ValueError as error:
+                if drafting is None:
+                    raise
+                raise ModelError(f"{type(self.model).__name__} cannot decode speculatively: {error}") from error
         return str(self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 

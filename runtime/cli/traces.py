@@ -19,6 +19,11 @@ NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens 
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal texts.")]
 Vectors = Annotated[Path | None, typer.Option("--vectors", help="Default vectors (safetensors) of the model.")]
+Draft = Annotated[
+    str | None,
+    typer.Option("--draft", help="Decode speculatively: a draft model, 'demo', or 'prompt-lookup' (n-grams)."),
+]
+Gamma = Annotated[int, typer.Option("--gamma", min=1, help="Tokens drafted per round.")]
 Estimator = Annotated[Path | None, typer.Option("--estimator", help="Trained estimator (safetensors) of the model.")]
 
 
@@ -31,6 +36,8 @@ def capture_command(
     max_new_tokens: NewTokens = 64,
     temperature: Temperature = 0.8,
     seed: Seed = 0,
+    draft: Draft = None,
+    gamma: Gamma = 8,
     predict: Annotated[
         str | None, typer.Option(help="Record this predictor too: quasi-hidden, estimator or hybrid.")
     ] = None,
@@ -45,6 +52,7 @@ def capture_command(
     with needs_live():
         from runtime.capture import capture
         from runtime.models import Sampling, load_model, read_prompts
+        from runtime.speculative import load_drafting
     quiet_threads()
     texts = read_prompts(prompts, text)
     with progress_bar(not as_json) as step:
@@ -55,6 +63,7 @@ def capture_command(
             out,
             max_new_tokens,
             sampling=Sampling(temperature, seed),
+            drafting=load_drafting(draft, gamma, loaded),
             predict=predict,
             vectors_path=vectors,
             estimator_path=estimator,
