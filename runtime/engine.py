@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
 from runtime.link import CopyJob, ThreadedLink
 from runtime.recall import Recall
-from runtime.slots import SlotPool, source_of
+from runtime.slots import SlotPool, StaleSlotError, source_of
 from runtime.store import ExpertStore
 from runtime.turns import Turns
 from simulator.policies.cache import Key
@@ -121,6 +121,8 @@ class Engine:
         self.turns = Turns()
         self.recall = [Recall() for _ in sites]
         """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
+        self.verified: list[int] | None = None
+        """Debug check, slow: set to [0] * L to compare every expert with its bank at every use; counts the uses."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
 
@@ -188,17 +190,11 @@ class Engine:
         """Debug check: every landed expert's slot holds exactly the bytes of that expert.
 
         Raises:
-            RuntimeError: a slot holds something else.
+            StaleSlotError: a slot holds something else.
         """
         for key in self.core.resident():
-            if not self.core.is_landed(key):
-                continue
-            pool = self._pool_of_layer[key[0]]
-            slot = pool.slot_of(key)
-            for name, tensor in pool.tensors.items():
-                source = self.store.banks[key[0]][name][key[1]]
-                if pool.holder[slot] != key or not torch.equal(tensor[slot].cpu(), source.cpu()):
-                    raise RuntimeError(f"slot {slot} does not hold expert {key[1]} of MoE layer {key[0]}")
+            if self.core.is_landed(key):
+                self._verify(key)
 
     def _begin_pass(self, tokens: int) -> None:
         if self._broken:
@@ -264,7 +260,8 @@ class Engine:
             slot = pool.take(load.key)
             bank, expert = self.store.banks[load.key[0]], load.key[1]
             pairs = [(tensor[slot], source_of(bank[name], expert)) for name, tensor in pool.tensors.items()]
-            jobs.append(CopyJob(load.key, load.num_bytes, load.reason, load.priority, pairs))
+            stamp = pool.stamp_of(slot)
+            jobs.append(CopyJob(load.key, load.num_bytes, load.reason, load.priority, pairs, stamp))
         self.link.submit(jobs)
         if self._serial:
             self.link.wait([load.key for load in loads])
@@ -275,13 +272,23 @@ class Engine:
             self.core.landed(key)
 
     def _slot_index(self, layer: int, wave: Wave) -> dict[int, int]:
-        """Slot of each expert of a wave, checked against what the slots are said to hold."""
+        """Slot of each expert of a wave, checked against the load that filled it."""
         pool = self._pool_of_layer[layer]
-        slots = {expert: pool.slot_of((layer, expert)) for expert in wave.experts}
-        for expert, slot in slots.items():
-            if pool.holder[slot] != (layer, expert):
-                raise RuntimeError(f"slot {slot} holds {pool.holder[slot]}, not expert {expert} of MoE layer {layer}")
-        return slots
+        if self.verified is not None:
+            for expert in wave.experts:
+                self._verify((layer, expert))
+            self.verified[layer] += len(wave.experts)
+        return {expert: pool.checked_slot((layer, expert)) for expert in wave.experts}
+
+    def _verify(self, key: Key) -> None:
+        pool = self._pool_of_layer[key[0]]
+        slot = pool.checked_slot(key)
+        for name, tensor in pool.tensors.items():
+            source = self.store.banks[key[0]][name][key[1]]
+            if not torch.equal(tensor[slot].cpu(), source.cpu()):
+                raise StaleSlotError(
+                    f"slot {slot} does not hold the numbers of expert {key[1]} of MoE layer {key[0]} ({name})"
+                )
 
     def _run_whole(
         self, layer: int, wave: Wave, rows: list[list[int]], hidden: Tensor, index: Tensor, weights: Tensor

@@ -10,7 +10,7 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,13 +43,15 @@ class CopySpan(NamedTuple):
 
 @dataclass(eq=False)
 class CopyJob:
-    """One expert to copy: pairs of destination and source, and how it went."""
+    """One expert to copy: pairs of destination and source, and how it went. `stamp` is called when it went well, on
+    the link's thread."""
 
     key: Key
     num_bytes: int
     reason: str
     priority: int
     pairs: Sequence[tuple[Tensor, Source]]
+    stamp: Callable[[], None] | None = None
     submit_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
@@ -156,6 +158,8 @@ class ThreadedLink:
             while (job := self._next_job()) is not None:
                 try:
                     self._copy(job)
+                    if job.stamp is not None:
+                        job.stamp()
                 except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                     job.error = error
                     job.end_ns = time.perf_counter_ns()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -43,8 +43,24 @@ def source_of(bank: ExpertBank, expert: int) -> Source:
     return bank[expert] if isinstance(bank, Tensor) else partial(bank.__getitem__, expert)
 
 
+class StaleSlotError(RuntimeError):
+    """A slot that is about to be read does not hold what its expert's last load was to put there."""
+
+
+class SlotTag(NamedTuple):
+    """Whose numbers a slot holds, and of which of its loads."""
+
+    layer: int
+    expert: int
+    version: int
+
+
 class SlotPool:
     """The slots of one partition.
+
+    Two books are kept and compared at every use: which load each slot was last given away for, and which load was
+    last carried out into it. A slot that was given away while the copy never came, or came for somebody else, is
+    thereby noticed (the released code of arXiv 2603.19289 runs its last layer on such slots).
 
     Args:
         like: parameters whose shape behind the first axis and whose dtype a slot must hold.
@@ -60,31 +76,51 @@ class SlotPool:
         }
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: dict[Key, int] = {}
-        self.holder: list[Key | None] = [None] * num_slots
-        """Which expert each slot holds or is being filled with: the provenance that checks are made against."""
+        self._versions = [0] * num_slots
+        self.given: list[SlotTag | None] = [None] * num_slots
+        """The load that each slot was given away for."""
+        self.written: list[SlotTag | None] = [None] * num_slots
+        """The load that each slot was last filled by; the link writes it when the bytes are there."""
 
     def take(self, key: Key) -> int:
         """A free slot for `key`; the core guarantees that there is one."""
         slot = self._free.pop()
         self._slot_of[key] = slot
-        self.holder[slot] = key
+        self._versions[slot] += 1
+        self.given[slot] = SlotTag(*key, self._versions[slot])
+        return slot
+
+    def stamp_of(self, slot: int) -> Callable[[], None]:
+        """What a link calls when it has carried out the load that `slot` was just given away for."""
+        return partial(self.written.__setitem__, slot, self.given[slot])
+
+    def checked_slot(self, key: Key) -> int:
+        """The slot of a resident key, which holds its numbers.
+
+        Raises:
+            StaleSlotError: it holds something else.
+        """
+        slot = self._slot_of[key]
+        tag = self.given[slot]
+        if tag is None or self.written[slot] != tag or tag[:2] != key:
+            raise StaleSlotError(
+                f"slot {slot} is expert {key[1]}'s of MoE layer {key[0]} (given away for {tag}), but holds "
+                f"{self.written[slot]}"
+            )
         return slot
 
     def release(self, key: Key) -> None:
         """`key` has left."""
         slot = self._slot_of.pop(key)
-        self.holder[slot] = None
+        self.given[slot] = None
         self._free.append(slot)
 
     def clear(self) -> None:
         """Nothing is held any more."""
         self._free = list(range(self.num_slots - 1, -1, -1))
         self._slot_of.clear()
-        self.holder = [None] * self.num_slots
-
-    def slot_of(self, key: Key) -> int:
-        """The slot of a resident key."""
-        return self._slot_of[key]
+        self.given = [None] * self.num_slots
+        self.written[:] = [None] * self.num_slots
 
     @property
     def num_bytes(self) -> int:
