@@ -118,6 +118,8 @@ class Engine:
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
         self._broken = False
+        self.preloaded: tuple[Key, ...] = ()
+        """Experts that were on the device before the first pass."""
         self.turns = Turns()
         self.recall = [Recall() for _ in sites]
         """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
@@ -125,6 +127,19 @@ class Engine:
         """Debug check, slow: set to [0] * L to compare every expert with its bank at every use; counts the uses."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
+
+    def preload(self) -> None:
+        """Bring experts to the device before the first pass, where the configuration says so.
+
+        Raises:
+            LinkError: a copy failed.
+        """
+        loads = self.core.preload()
+        self.preloaded = tuple(load.key for load in loads)
+        self._submit(loads)
+        if loads:
+            self.link.wait(self.preloaded)
+            self._drain()
 
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
@@ -212,11 +227,13 @@ class Engine:
         self.link.abandon()
         old = self.core
         self.core = OffloadCore.from_config(self.config, self.shape, old.log)
-        self.core.prefill_counters, self.core.decode_counters = old.prefill_counters, old.decode_counters
+        self.core.tally = old.tally
+        self.core.tally.restarted()
         for pool in self.pools:
             pool.clear()
         self._evicted = []
         self._broken = False
+        self.preload()
 
     def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer runs: its router's choice, or in mode `commit` what was predicted for it."""

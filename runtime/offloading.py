@@ -107,6 +107,11 @@ def offload(
     if predictor is not None:
         handles += predictor.attach()
     _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites, others)
+    try:
+        engine.preload()
+    except BaseException:
+        unload(model)
+        raise
     return engine
 
 

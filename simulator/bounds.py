@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.cost_model import ComputeCosts, CostModel
 from simulator.executed import Routing, executed_routing
 from simulator.policies.cache import Key
-from simulator.policies.capacity import Capacity, plan_capacity
+from simulator.policies.capacity import Capacity, plan_capacity, preloaded_keys
 from simulator.policies.config import CpuConfig, OffloadConfig
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
@@ -26,8 +26,13 @@ Misses = npt.NDArray[np.uint16]
 _known_misses: dict[tuple[object, ...], Misses] = {}
 
 
-def belady_hit_rates(trace: Trace, config: OffloadConfig) -> tuple[float, float]:
-    """Hit rates of evictions that know the future, with the same budget and no prefetch.
+def belady_hit_rates(trace: Trace, config: OffloadConfig, warmup_passes: int = 0) -> tuple[float, float]:
+    """Hit rates of evictions that know the future, with the same budget, the same start and no prefetch.
+
+    Args:
+        trace: what is replayed.
+        config: budget, and what is on the device at the start.
+        warmup_passes: decode passes at the start whose look-ups are not counted.
 
     Returns:
         The best over all look-ups, and the best over those of decode passes, which another eviction may reach: one
@@ -36,35 +41,57 @@ def belady_hit_rates(trace: Trace, config: OffloadConfig) -> tuple[float, float]
     """
     routing = executed_routing(trace, config)
     lookups = np.array([[len(experts) for experts in layers] for layers in routing.experts])
-    decode = np.array([item.phase != Phase.PREFILL for item in trace.passes])
-    hits = lookups - _misses(trace, config, routing, decode_only=False)
-    decode_hits = (lookups - _misses(trace, config, routing, decode_only=True))[decode]
-    return float(hits.sum() / max(1, lookups.sum())), float(decode_hits.sum() / max(1, lookups[decode].sum()))
+    decode = np.array(_counted_decode(trace, warmup_passes))
+    counted = decode | np.array([item.phase == Phase.PREFILL for item in trace.passes])
+    hits = (lookups - _misses(trace, config, routing, counted.tolist()))[counted]
+    decode_hits = (lookups - _misses(trace, config, routing, decode.tolist()))[decode]
+    return float(hits.sum() / max(1, lookups[counted].sum())), float(decode_hits.sum() / max(1, lookups[decode].sum()))
 
 
-def _misses(trace: Trace, config: OffloadConfig, routing: Routing, decode_only: bool) -> Misses:
-    """Misses [passes, L] of a perfect eviction; with `decode_only` of one for which misses in a prefill cost nothing.
+def _counted_decode(trace: Trace, warmup_passes: int) -> list[bool]:
+    """Which passes are decode passes behind the warm-up."""
+    decode = [place for place, item in enumerate(trace.passes) if item.phase != Phase.PREFILL]
+    counted = set(decode[warmup_passes:])
+    return [place in counted for place in range(len(trace.passes))]
 
-    The same decisions as an `OffloadCore` with the `Belady` policy takes, in a tighter loop. For `decode_only` a use
-    in a prefill counts as none: of the times an expert could be kept, only those that end in a decode pass are worth
-    something, and the greedy choice of the earliest end keeps the most of them.
+
+def _misses(trace: Trace, config: OffloadConfig, routing: Routing, counted: list[bool]) -> Misses:
+    """Misses [passes, L] of a perfect eviction for which misses in passes that are not `counted` cost nothing.
+
+    The same decisions as an `OffloadCore` with the `Belady` policy takes, in a tighter loop. A use in a pass
+    that is not counted is as good as none: of the times an expert could be kept, only those that end in a counted pass
+    are worth something, and the greedy choice of the earliest end keeps the most of them.
     """
-    is_decode = [item.phase != Phase.PREFILL for item in trace.passes]
-    decode_only = decode_only and not all(is_decode)
     cpu_layers = config.cpu.whole_layers(trace.shape.num_moe_layers)
     capacity = plan_capacity(config.cache, trace.shape, cpu_layers)
-    key = (trace.digest, capacity.partition_bytes, capacity.partition_of_layer, routing.digest, decode_only, cpu_layers)
+    start = _start(config, capacity, trace.shape, cpu_layers)
+    partitions = capacity.partition_bytes, capacity.partition_of_layer
+    key = (trace.digest, partitions, routing.digest, tuple(counted), cpu_layers, start)
     if key not in _known_misses:
         while len(_known_misses) >= _REMEMBERED:
             _known_misses.pop(next(iter(_known_misses)), None)
-        next_uses = _next_uses(routing, trace.shape, is_decode if decode_only else [True] * len(is_decode))
-        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape, cpu_layers)
+        next_uses = _next_uses(routing, trace.shape, counted, start)
+        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape, cpu_layers, start)
     return _known_misses[key]
 
 
-def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool]) -> list[int]:
-    """For each look-up, the place of the next look-up of the same key if that is in a pass that counts."""
-    keys = [
+def _start(config: OffloadConfig, capacity: Capacity, shape: ModelShape, cpu_layers: frozenset[int]) -> tuple[Key, ...]:
+    """What is on the device before the first pass."""
+    free = list(capacity.partition_bytes)
+    start = []
+    for key in preloaded_keys(config.cache, capacity, shape, cpu_layers):
+        partition = capacity.partition_of_layer[key[0]]
+        if free[partition] >= shape.expert_bytes[key[0]]:
+            free[partition] -= shape.expert_bytes[key[0]]
+            start.append(key)
+    return tuple(start)
+
+
+def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool], start: Sequence[Key]) -> list[int]:
+    """For each key of the start and then each look-up, the place of the next look-up of the same key if that is in a
+    pass that counts."""
+    keys = [(0, layer * shape.num_experts + expert) for layer, expert in start]
+    keys += [
         (place, layer * shape.num_experts + expert)
         for place, layers in enumerate(routing.experts)
         for layer, experts in enumerate(layers)
@@ -87,11 +114,14 @@ def _perfect_eviction(
     capacity: Capacity,
     shape: ModelShape,
     cpu_layers: frozenset[int],
+    start: Sequence[Key],
 ) -> Misses:
     """Misses [passes, L] when the expert whose next use is farthest leaves first; of `cpu_layers` all look-ups."""
     partitions = [_Partition(size) for size in capacity.partition_bytes]
     misses = np.zeros((len(routing), shape.num_moe_layers), dtype=np.uint16)
-    place = 0
+    for key, next_use in zip(start, next_uses, strict=False):
+        partitions[capacity.partition_of_layer[key[0]]].preload(key, next_use, shape.expert_bytes[key[0]])
+    place = len(start)
     for number, layers in enumerate(routing):
         for layer, experts in enumerate(layers):
             if not experts:
@@ -117,6 +147,13 @@ class _Partition:
         self._next_use: dict[Key, int] = {}
         self._heap: list[tuple[int, int, Key]] = []
         self._age = 0
+
+    def preload(self, key: Key, next_use: int, size: int) -> None:
+        """Have `key` there from the start."""
+        self._age += 1
+        self._next_use[key] = next_use
+        self._free_bytes -= size
+        heapq.heappush(self._heap, (-next_use, self._age, key))
 
     def ask(self, keys: list[Key], next_uses: Sequence[int], size: int, sizes: Sequence[int]) -> int:
         """Look `keys` of one layer up, in waves where they do not fit at once. Gives how many were there."""
@@ -164,8 +201,14 @@ class _Layer(NamedTuple):
     copies_ns: int
 
 
-def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[str, float]:
+def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig, warmup_passes: int = 0) -> dict[str, float]:
     """The best hit rates, and times per output token in milliseconds that loading could come down to.
+
+    Args:
+        trace: what is replayed.
+        costs: of the machine.
+        config: budget, start and CPU.
+        warmup_passes: decode passes at the start that are not counted, as in the figures of the run.
 
     Returns:
         `belady_hit_rate`, `belady_decode_hit_rate`: see `belady_hit_rates`.
@@ -181,11 +224,12 @@ def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[s
         that evicts less well may hide its copies better.
     """
     routing = executed_routing(trace, config)
-    hit_rate, decode_hit_rate = belady_hit_rates(trace, config)
-    tokens = sum(trace.output_tokens(item) for item in trace.passes if item.phase != Phase.PREFILL)
+    hit_rate, decode_hit_rate = belady_hit_rates(trace, config, warmup_passes)
+    counted = _counted_decode(trace, warmup_passes)
+    tokens = sum(trace.output_tokens(item) for item, counts in zip(trace.passes, counted, strict=True) if counts)
     if not tokens:
         return {"belady_hit_rate": hit_rate}
-    compute_ns, transfer_ns, prefetch_ns, look_ahead_ns = _perfect_times(trace, costs, config, routing)
+    compute_ns, transfer_ns, prefetch_ns, look_ahead_ns = _perfect_times(trace, costs, config, routing, counted)
     times_ns = {
         "compute_ms": compute_ns,
         "transfer_ms": transfer_ns,
@@ -199,16 +243,16 @@ def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig) -> dict[s
 
 
 def _perfect_times(
-    trace: Trace, costs: CostModel, config: OffloadConfig, routing: Routing
+    trace: Trace, costs: CostModel, config: OffloadConfig, routing: Routing, counted: list[bool]
 ) -> tuple[int, int, int, int]:
-    """Nanoseconds of all decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
-    misses = _misses(trace, config, routing, decode_only=True).tolist()
+    """Nanoseconds of all counted decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
+    misses = _misses(trace, config, routing, counted).tolist()
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
     experts_time = lru_cache(maxsize=None)(partial(_experts_time, costs.compute, config.cpu, trace.shape))
     compute_ns = transfer_ns = unlimited_ns = look_ahead_ns = 0
     now_ns = link_ns = 0  # of a stretch of decode passes, in which the link may run ahead
     for place, item in enumerate(trace.passes):
-        if item.phase == Phase.PREFILL:
+        if not counted[place]:
             unlimited_ns += now_ns
             now_ns = link_ns = 0
             continue

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from simulator.policies.cache import Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.prefetch import make_prefetch_policy
-from trace_capture.trace import Phase, Trace
+from simulator.predictions import predictions_of
+from trace_capture.trace import Trace
 
 
 class Routing(NamedTuple):
     """Experts that every layer of every pass runs [passes][L], and a name that tells equal ones of a trace."""
 
     experts: list[list[list[int]]]
-    digest: tuple[str, ...]
+    digest: tuple[object, ...]
+
+    def lookups(self) -> Iterator[Key]:
+        """All look-ups in order."""
+        return (
+            (layer, expert) for layers in self.experts for layer, experts in enumerate(layers) for expert in experts
+        )
 
 
 def executed_experts(routed: list[list[int]], predicted: Sequence[list[int]], modes: Sequence[str]) -> list[list[int]]:
@@ -31,11 +39,9 @@ def executed_experts(routed: list[list[int]], predicted: Sequence[list[int]], mo
 def executed_routing(trace: Trace, config: OffloadConfig) -> Routing:
     """What a replay of `trace` under `config` runs."""
     modes = config.prefetch.modes(trace.shape.num_moe_layers)
-    source = make_prefetch_policy(config.prefetch.source).prediction
-    if source is None or "commit" not in modes:
+    policy = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
+    if policy.prediction is None or "commit" not in modes:
         return Routing([trace.pass_experts(item) for item in trace.passes], ())
-    experts = []
-    for item in trace.passes:
-        predicted = [] if item.phase == Phase.PREFILL else trace.pass_experts(item, source)
-        experts.append(executed_experts(trace.pass_experts(item), predicted, modes))
-    return Routing(experts, (source, *modes))
+    predict = predictions_of(trace, policy)
+    experts = [executed_experts(trace.pass_experts(item), predict(item), modes) for item in trace.passes]
+    return Routing(experts, (policy.prediction, config.prefetch.setting, *modes))

@@ -27,6 +27,7 @@ from simulator.link import SimulatedLink
 from simulator.policies.cache import Key
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
+from simulator.predictions import predictions_of
 from simulator.stalls import split_stall
 from trace_capture.run import Span
 from trace_capture.trace import Pass, Phase, Trace
@@ -80,9 +81,7 @@ class Machine:
         self._trace = trace
         self._core = core
         self._serial = serial
-        self._prediction = core.prefetch.prediction
-        if self._prediction is not None:
-            trace.predictions(self._prediction)
+        self._predict = predictions_of(trace, core.prefetch)
         self._issue_ns = costs.issue_ns
         self._wakeup_ns = costs.wakeup_ns
         self._compute = costs.compute
@@ -105,10 +104,21 @@ class Machine:
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
+        self.preloaded: list[Key] = []
 
     def run(self) -> None:
-        """Replay the whole trace."""
+        """Replay the whole trace, from a device that holds what the core preloads."""
+        self._preload()
         self._env.run(self._env.process(self._replay()))
+
+    def _preload(self) -> None:
+        """What is on the device when the clock starts; in the timeline these loads take no time."""
+        first = self._trace.passes[0].pass_id
+        for load in self._core.preload():
+            self._core.landed(load.key)
+            self.preloaded.append(load.key)
+            if self._record_spans:
+                self._host_spans.append(Span("link", "load", 0, 0, first, *load.key, load.num_bytes, load.reason))
 
     def spans(self) -> list[Span]:
         """The timeline: compute, host and link, each in order of start."""
@@ -136,7 +146,7 @@ class Machine:
             if item.phase == Phase.VERIFY:
                 self._spend("drafting", "device", self._drafting_ns(trace.info.draft, tokens - 1), item, -1)
             context = int(trace.position[item.start])
-            predicted = self._predictions(item)
+            predicted = self._predict(item)
             executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)
             if self._core.needs_token_counts:
                 self._tokens = self._token_counts(item, executed)
@@ -146,18 +156,16 @@ class Machine:
                     yield from self._layer(item, layer, experts, predicted)
             self.passes.append(times)
 
-    def _predictions(self, item: Pass) -> list[list[int]]:
-        """Predicted experts of every layer of a pass; empty where the policy asks for none."""
-        if self._prediction is None or item.phase == Phase.PREFILL:
-            return []
-        return self._trace.pass_experts(item, self._prediction)
-
     def _token_counts(self, item: Pass, executed: list[list[int]]) -> list[list[int]]:
-        """Tokens of a pass for each expert that it runs, in the same order."""
+        """Tokens of a pass for each expert that it runs, in the same order; of an oracle's guess one each."""
         routed = self._trace.pass_counts(item)
-        if self._prediction is None or "commit" not in self._core.modes:
+        source = self._core.prefetch.prediction
+        if source is None or "commit" not in self._core.modes:
             return [list(counts.values()) for counts in routed]
-        predicted = self._trace.pass_counts(item, self._prediction)
+        if source in self._trace.predicted:
+            predicted = self._trace.pass_counts(item, source)
+        else:
+            predicted = [dict.fromkeys(experts, 1) for experts in executed]
         pairs = zip(executed, routed, predicted, strict=True)
         return [list((counts if list(counts) == experts else guess).values()) for experts, counts, guess in pairs]
 

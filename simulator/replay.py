@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 
 from simulator.bounds import tpot_bounds
 from simulator.cost_model import TERMS, CostModel
+from simulator.executed import executed_routing
+from simulator.hot_experts import needs_hot_experts, with_hot_experts
 from simulator.machine import Machine, PassTimes
+from simulator.micro_batch import split_prefill
+from simulator.policies.belady import future_uses
+from simulator.policies.cache import CACHE_POLICIES, Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Counters
@@ -20,6 +26,8 @@ from trace_capture.run import Metrics, Run, RunInfo
 from trace_capture.trace import Phase, Trace
 from trace_capture.versions import software_versions
 
+_HINDSIGHT = "hot experts were counted on the replayed trace itself, which no run could know; give another as profile"
+
 
 def simulate(
     trace: Trace,
@@ -29,6 +37,8 @@ def simulate(
     record_spans: bool = False,
     bounds: bool = True,
     log: list[tuple[Any, ...]] | None = None,
+    profile: Trace | None = None,
+    warmup_passes: int = 0,
 ) -> Run:
     """Replay a trace with the policies of a configuration on a machine.
 
@@ -40,19 +50,27 @@ def simulate(
         bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again, and what
             stalls waited for (`Metrics.stall_parts_ms`).
         log: if given, every call to the offload core and every plan is appended to it.
+        profile: the trace to count hot experts on, where the configuration needs them and has none; by default the
+            replayed one itself, which is hindsight.
+        warmup_passes: so many decode passes at the start are replayed and left out of all figures.
 
     Returns:
         A run of kind `simulated`; times are whole nanoseconds and the same for the same inputs.
 
     Raises:
         ConfigError: the budget does not hold a layer's top-k.
-        TraceError: the trace is empty or lacks predictions that the configuration needs.
+        TraceError: the trace is empty, lacks predictions that the configuration needs, or has no more decode passes
+            than the warm-up.
         ProfileError: the profile lacks a rate that is needed.
     """
     if trace.num_tokens == 0:
         raise TraceError("the trace has no rows, so there is nothing to replay; capture it again")
     costs = CostModel(hardware, trace.shape)
-    core = OffloadCore.from_config(config, trace.shape, log)
+    source, trace = trace, split_prefill(trace, config.prefill.micro_batch)
+    counted = needs_hot_experts(config)
+    config = with_hot_experts(config, profile or trace)
+    core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config))
+    core.tally.warmup_passes = warmup_passes
     machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, split_stalls=bounds)
     machine.run()
     busy_ns = _link_busy_ns(core.decode_counters, costs)
@@ -63,22 +81,48 @@ def simulate(
         model=trace.shape.name,
         hardware=hardware.name,
         hardware_digest=hardware.digest,
-        trace_digest=trace.digest,
+        trace_digest=source.digest,
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("simpy", "numpy"),
-        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns),
+        warmup_passes=warmup_passes,
+        preloaded_experts=len(machine.preloaded),
+        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes),
         error_band_ratio=hardware.error_band_ratio,
-        bounds=tpot_bounds(trace, costs, config) if bounds else {},
-        notes=_notes(trace, hardware, costs),
+        bounds=tpot_bounds(trace, costs, config, warmup_passes) if bounds else {},
+        notes=_notes(trace, hardware, costs) + ([_HINDSIGHT] if counted and profile is None else []),
     )
-    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL]
+    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL][warmup_passes:]
     return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()))
 
 
-def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link_busy_ns: float = 0.0) -> Metrics:
-    """The metrics of a run from its passes, the counters of its core, and the time of its copies in decode."""
+def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:
+    """All look-ups to come, where the cache policy wants to know them."""
+    if not CACHE_POLICIES[config.cache.policy].needs_future:
+        return {}
+    return future_uses(executed_routing(trace, config).lookups())
+
+
+def summarise(
+    passes: list[PassTimes], prefill: Counters, decode: Counters, link_busy_ns: float = 0.0, warmup_passes: int = 0
+) -> Metrics:
+    """The metrics of a run from its passes and the counters of its core.
+
+    Args:
+        passes: all of them.
+        prefill, decode: the counters, the warm-up not among them.
+        link_busy_ns: time of the copies of the counted decode passes.
+        warmup_passes: decode passes at the start that are left out.
+
+    Raises:
+        TraceError: the warm-up leaves no decode pass.
+    """
     first = [times for times in passes if times.phase == Phase.PREFILL]
     later = [times for times in passes if times.phase != Phase.PREFILL]
+    if warmup_passes and warmup_passes >= len(later):
+        raise TraceError(
+            f"a warm-up of {warmup_passes} passes leaves nothing of {len(later)} decode passes; make it shorter"
+        )
+    later = later[warmup_passes:]
     tokens = sum(times.output_tokens for times in later)
     verify = [times for times in later if times.phase == Phase.VERIFY]
     lookups = prefill.lookups + decode.lookups
@@ -91,7 +135,7 @@ def summarise(passes: list[PassTimes], prefill: Counters, decode: Counters, link
         decode_tokens=tokens,
         drafted_tokens=sum(times.tokens - 1 for times in verify),
         accepted_drafts=sum(times.output_tokens - 1 for times in verify),
-        ttft_ms=_mean([times.total_ns for times in first]) / 1e6,
+        ttft_ms=_time_to_first_token_ns(first) / 1e6,
         tpot_ms=total_ns / tokens / 1e6 if tokens else 0.0,
         tpot_p90_ms=float(np.percentile(per_token_ns, 90)) / 1e6 if per_token_ns else 0.0,
         tpot_terms_ms={
@@ -134,8 +178,11 @@ def _loads(counters: Counters) -> int:
     return counters.demand_loads + counters.prefetch_loads + counters.admission_loads
 
 
-def _mean(values: list[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _time_to_first_token_ns(prefills: list[PassTimes]) -> float:
+    """Mean over sequences of all their prefill passes."""
+    if not prefills:
+        return 0.0
+    return sum(times.total_ns for times in prefills) / len({times.sequence for times in prefills})
 
 
 def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[str]:

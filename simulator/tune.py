@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from simulator.cost_model import CostModel
+from simulator.hot_experts import with_hot_experts
 from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.capacity import even_slots, plan_capacity
 from simulator.policies.config import CacheConfig, DeviceConfig, OffloadConfig, PrefetchConfig, Provenance
@@ -25,8 +26,8 @@ from trace_capture.versions import software_versions
 Scope = Literal["layer", "global"]
 Progress = Callable[[int, int], None]
 
-NOT_WORTH_TRYING = ("none", "random")
-"""Registered cache policies that are baselines and not candidates."""
+NOT_WORTH_TRYING = ("none", "random", "belady")
+"""Registered cache policies that are baselines or bounds and not candidates."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def tune(
     costs = CostModel(hardware, trace.shape)
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
     split = split_slots(lru_hit_curve(train, GENERATING), copy_ns, trace.shape, budget_bytes)
-    planned = _plan(trace, _caches(trace, budget_bytes, split, scopes), device)
+    planned = _plan(train, _caches(trace, budget_bytes, split, scopes), device)
     even = CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape)))
     plain = OffloadConfig(label="plain LRU, even split", cache=even, device=device)
     report = _Steps(len(planned) + 3, progress)
@@ -162,7 +163,8 @@ class _Steps:
 def _caches(
     trace: Trace, budget_bytes: int, split: SlotSplit, scopes: Sequence[Scope]
 ) -> list[tuple[str, CacheConfig]]:
-    policies = [name for name in CACHE_POLICIES if name not in NOT_WORTH_TRYING]
+    fits = budget_bytes >= trace.shape.total_expert_bytes
+    policies = [name for name in CACHE_POLICIES if name not in NOT_WORTH_TRYING and (fits or name != "resident")]
     result: list[tuple[str, CacheConfig]] = []
     if "layer" in scopes:
         even = tuple(even_slots(budget_bytes, trace.shape))
@@ -180,20 +182,27 @@ def _caches(
 
 
 def _plan(
-    trace: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig
+    train: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig
 ) -> list[tuple[str, OffloadConfig]]:
-    """Every cache with every prefetch source, named by its split."""
-    return [
-        (name, OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device))
-        for name, cache in caches
-        for source in _sources(trace)
-    ]
+    """Every cache with every prefetch source, named by its split; what is hot is counted on the training part."""
+    result = []
+    for name, cache in caches:
+        for source in _sources(train):
+            if (cache.policy, source.source) == ("static", "popularity"):
+                continue  # what is popular is there already
+            config = OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device)
+            result.append((name, with_hot_experts(config, train)))
+    return result
 
 
 def _sources(trace: Trace) -> list[PrefetchConfig]:
     """Prefetch sources that need no predictions, or whose predictions the trace has."""
-    needs = {name: make_prefetch_policy(name).prediction for name in PREFETCH_POLICIES}
-    return [PrefetchConfig(source=name) for name, need in needs.items() if need is None or need in trace.predicted]
+    policies = {name: make_prefetch_policy(name) for name in PREFETCH_POLICIES}
+    return [
+        PrefetchConfig(source=name)
+        for name, policy in policies.items()
+        if not policy.needs_future and (policy.prediction is None or policy.prediction in trace.predicted)
+    ]
 
 
 def _label(split: str, cache: CacheConfig, prefetch: PrefetchConfig) -> str:

@@ -29,8 +29,8 @@ SPAN_KINDS = ("load", "dense", "experts", "cpu_experts", "stall", "decide", "ove
 """`cpu_experts` is the device waiting for what the CPU runs, which is `experts` on the CPU's track. `evict` is a
 moment, not work: a span of no length on the host's track at which an expert's place was given up, so that what is on
 the device can be told from the loads' ends and these."""
-REASONS = ("", "demand", "prefetch", "utility", "admission")
-"""`admission`: an expert that the CPU ran is loaded for later."""
+REASONS = ("", "demand", "prefetch", "utility", "admission", "preload")
+"""`admission`: an expert that the CPU ran is loaded for later; `preload`: before the first pass."""
 
 
 class Span(NamedTuple):
@@ -111,6 +111,10 @@ class RunInfo(BaseModel):
     trace_digest: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
+    warmup_passes: int = 0
+    """Decode passes at the start that are in the timeline and in no figure."""
+    preloaded_experts: int = 0
+    """Experts that were on the device before the first pass; their loads are in no figure."""
     metrics: Metrics
     error_band_ratio: float | None = None
     """Half width of the band around a predicted TPOT, as a share of it; None where nothing was validated."""

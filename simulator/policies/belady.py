@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from simulator.policies.cache import Key, ScoredPolicy
+from simulator.policies.eviction import UNSPECIFIED, Key, Partition
+from simulator.policies.frequency import ScoredPolicy
+from trace_capture.errors import ConfigError
 
 _NEVER = float("inf")
 
@@ -21,13 +23,27 @@ def future_uses(lookups: Iterable[Key]) -> dict[Key, deque[int]]:
 class Belady(ScoredPolicy):
     """The expert whose next use is farthest away leaves first (Belady 1966).
 
-    Args:
-        uses: of `future_uses`; consumed by this policy's `used` calls, so partitions may share one.
+    Consumes the future of its partition by its `routed` calls, so partitions may share one.
+
+    Raises:
+        ConfigError: the future is not known.
     """
 
-    def __init__(self, uses: dict[Key, deque[int]]) -> None:
-        super().__init__()
-        self._uses = uses
+    needs_future = True
+
+    def __init__(self, partition: Partition = UNSPECIFIED) -> None:
+        super().__init__(partition)
+        if partition.future is None:
+            raise ConfigError(
+                "cache.policy = 'belady' needs to know the future, and only a replay does: use it with "
+                "'moe-studio simulate', and lru or another policy in the live engine"
+            )
+        self._uses = partition.future
+
+    def routed(self, layer: int, experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+        for expert in experts:
+            self._uses[layer, expert].popleft()
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
@@ -35,7 +51,6 @@ class Belady(ScoredPolicy):
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._uses[key].popleft()
         self._rank(key)
 
     def _rank(self, key: Key) -> None:

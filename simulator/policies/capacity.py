@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.config import CacheConfig
+from simulator.policies.eviction import FutureUses, Key, Partition
+from simulator.policies.popularity import hot_keys
 from trace_capture.errors import ConfigError
 from trace_capture.model_shape import ModelShape
 
@@ -56,6 +59,60 @@ def plan_capacity(cache: CacheConfig, shape: ModelShape, cpu_layers: frozenset[i
         _check_slots(layer, count, layer in cpu_layers, shape)
     sizes = tuple(count * size for count, size in zip(slots, shape.expert_bytes, strict=True))
     return Capacity(tuple(range(layers)), sizes)
+
+
+def describe_partitions(
+    cache: CacheConfig,
+    capacity: Capacity,
+    shape: ModelShape,
+    cpu_layers: frozenset[int] = frozenset(),
+    future: FutureUses | None = None,
+) -> list[Partition]:
+    """What a cache policy may know of each partition; layers on the CPU need none of it.
+
+    Raises:
+        ConfigError: `cache.hot_experts` does not fit the model.
+    """
+    hot = hot_keys(cache.hot_experts, shape)
+    partitions = []
+    for number, capacity_bytes in enumerate(capacity.partition_bytes):
+        layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == number]
+        layers = [layer for layer in layers if layer not in cpu_layers]
+        needed_bytes = shape.num_experts * sum(shape.expert_bytes[layer] for layer in layers)
+        partitions.append(
+            Partition(
+                capacity_bytes=capacity_bytes,
+                needed_bytes=needed_bytes,
+                expert_bytes=needed_bytes // (shape.num_experts * max(1, len(layers))) or 1,
+                hot_experts=None if hot is None else tuple(key for key in hot if key[0] in layers),
+                seed=cache.seed,
+                future=future,
+            )
+        )
+    return partitions
+
+
+def preloaded_keys(
+    cache: CacheConfig, capacity: Capacity, shape: ModelShape, cpu_layers: frozenset[int] = frozenset()
+) -> list[Key]:
+    """Experts that a run starts with on the device, as far as there is room, the most wanted first.
+
+    Raises:
+        ConfigError: experts are to be preloaded and nothing says which.
+    """
+    wanted = CACHE_POLICIES[cache.policy].starts_full if cache.preload is None else cache.preload
+    if not wanted:
+        return []
+    on_device = [layer for layer in range(shape.num_moe_layers) if layer not in cpu_layers]
+    if capacity.total_bytes >= shape.num_experts * sum(shape.expert_bytes[layer] for layer in on_device):
+        return [(layer, expert) for layer in on_device for expert in range(shape.num_experts)]
+    hot = hot_keys(cache.hot_experts, shape)
+    if hot is None:
+        raise ConfigError(
+            "cache.preload needs cache.hot_experts, the experts of each layer to start with; 'moe-studio simulate "
+            "TRACE --preload --save-config FILE' makes a configuration with them"
+        )
+    return [key for key in hot if key[0] not in cpu_layers]
 
 
 def even_slots(budget_bytes: int, shape: ModelShape, cpu_layers: frozenset[int] = frozenset()) -> list[int]:

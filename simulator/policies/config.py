@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
@@ -14,11 +14,15 @@ from simulator.policies.placement import (
     PlacementSettings,
     make_placement_policy,
 )
-from simulator.policies.prefetch import PREFETCH_POLICIES
+from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import LinkProfile
 
 CONFIG_SCHEMA_VERSION: Literal[1] = 1
+
+
+ExpertId = Annotated[int, Field(ge=0)]
+HotExperts = tuple[tuple[ExpertId, ...], ...]
 
 
 class CacheConfig(BaseModel):
@@ -33,6 +37,13 @@ class CacheConfig(BaseModel):
     budget_bytes: int | None = Field(default=None, gt=0)
     budget_ratio: float | None = Field(default=None, gt=0, le=1)
     """Share of all experts' bytes."""
+    hot_experts: HotExperts | None = None
+    """Experts of each MoE layer that a profile found popular, hottest first [L][up to E]: policy `static` keeps them,
+    and `preload` starts with them."""
+    preload: bool | None = None
+    """Whether the experts are on the device before the first pass; None: with the policies `resident` and `static`."""
+    seed: int = Field(default=0, ge=0)
+    """For the policy `random`."""
 
     @field_validator("policy")
     @classmethod
@@ -73,6 +84,13 @@ class PrefetchConfig(BaseModel):
     """For all layers, or one per MoE layer [L]. The first layer has no prediction and is native whatever it says,
     and so is every layer in a prefill."""
 
+    hot_experts: HotExperts | None = None
+    """For the source `popularity`: experts of each MoE layer to have, hottest first [L][up to E]."""
+    recall: float = Field(default=1.0, ge=0, le=1)
+    """For the source `oracle`: the share of the true experts that it names."""
+    seed: int = Field(default=0, ge=0)
+    """For the source `oracle`, whose mistakes are drawn."""
+
     @field_validator("source")
     @classmethod
     def _known_source(cls, name: str) -> str:
@@ -83,9 +101,14 @@ class PrefetchConfig(BaseModel):
     @model_validator(mode="after")
     def _predicts(self) -> PrefetchConfig:
         modes = {self.mode} if isinstance(self.mode, str) else set(self.mode)
-        if modes - {"hint"} and PREFETCH_POLICIES[self.source]().prediction is None:
+        if modes - {"hint"} and make_prefetch_policy(self.source).prediction is None:
             raise ValueError(f"modes verify and commit need a source that predicts, and '{self.source}' does not")
         return self
+
+    @property
+    def setting(self) -> PrefetchSetting:
+        """What prefetch policies may be told."""
+        return PrefetchSetting(self.hot_experts, self.recall, self.seed)
 
     def modes(self, num_layers: int) -> tuple[Mode, ...]:
         """The mode of each MoE layer [L]; the first is always `hint`, since nothing predicts it.
@@ -174,6 +197,17 @@ class CpuConfig(BaseModel):
         return f"CPU: {' and '.join(parts)}" if parts else ""
 
 
+class PrefillConfig(BaseModel):
+    """How prompts are read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    strategy: Literal["on-demand", "stream"] = "on-demand"
+    """`on-demand`: what a layer's router chose is loaded, in waves where it does not fit at once; `stream`: while a
+    layer computes, all experts of the next are copied, as far as there is room for them."""
+    micro_batch: int | None = Field(default=None, gt=0)
+    """Tokens per prefill pass; None: a prompt is one pass."""
+
+
 class DeviceConfig(BaseModel):
     """Where the slots are. The link's numbers are used by the emulated device alone."""
 
@@ -222,6 +256,7 @@ class OffloadConfig(BaseModel):
     cache: CacheConfig
     prefetch: PrefetchConfig = PrefetchConfig()
     cpu: CpuConfig = CpuConfig()
+    prefill: PrefillConfig = PrefillConfig()
     device: DeviceConfig = DeviceConfig()
     provenance: Provenance | None = None
 
@@ -244,7 +279,8 @@ class OffloadConfig(BaseModel):
         if self.prefetch.mode != "hint":
             prefetch += f" ({self.prefetch.mode if isinstance(self.prefetch.mode, str) else 'mode per layer'})"
         cpu = f" + {self.cpu.title}" if self.cpu.is_used else ""
-        return f"{self.cache.policy}/{self.cache.scope}{prefetch}{cpu}"
+        prefill = " + streamed prefill" if self.prefill.strategy == "stream" else ""
+        return f"{self.cache.policy}/{self.cache.scope}{prefetch}{prefill}{cpu}"
 
 
 def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadConfig:
@@ -282,6 +318,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "cache": CacheConfig,
     "prefetch": PrefetchConfig,
     "cpu": CpuConfig,
+    "prefill": PrefillConfig,
     "device": DeviceConfig,
     "provenance": Provenance,
 }

@@ -3,6 +3,8 @@
 It is written like a sans-I/O protocol: calls in, plans out. It never sleeps and knows no tensors, files or clock.
 Two drivers carry its plans out, the SimPy machine and the live engine, with the same calls in the same order:
 
+    preload                             once -> loads to carry out before the first pass, then landed for each
+
     begin_pass
     for each MoE layer:
         landed ...                      every copy that has finished since, in order of landing
@@ -25,8 +27,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulator.policies.cache import CachePolicy, Key, make_cache_policy
-from simulator.policies.capacity import Capacity, plan_capacity
+from simulator.policies.capacity import Capacity, describe_partitions, plan_capacity, preloaded_keys
 from simulator.policies.config import Mode, OffloadConfig
+from simulator.policies.eviction import FutureUses
 from simulator.policies.placement import AllOnDevice, Asked, PlacementPolicy
 from simulator.policies.plans import (
     ADMISSION,
@@ -39,6 +42,7 @@ from simulator.policies.plans import (
 )
 from simulator.policies.prefetch import PrefetchPolicy, make_prefetch_policy
 from simulator.policies.residency import Residency
+from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
 
@@ -54,6 +58,9 @@ class OffloadCore:
         modes: what each layer does with a prediction [L]; None for hints throughout.
         placement: what runs on the CPU; None for nothing.
         log: if given, every call and every plan is appended to it as a tuple.
+
+    Attributes:
+        tally: counts what is decided; a driver may set its `warmup_passes`.
     """
 
     def __init__(
@@ -69,20 +76,20 @@ class OffloadCore:
     ) -> None:
         self._expert_bytes = shape.expert_bytes
         self._num_layers = shape.num_moe_layers
+        self._all_experts = range(shape.num_experts)
         self._partition_of_layer = capacity.partition_of_layer
         self._residency = Residency(shape, capacity, cache)
         self._resident = self._residency.of_layer
         self._pending = self._residency.pending
         self._cache = list(cache)
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
+        self._hears = [type(policy).routed is not CachePolicy.routed for policy in self._cache]
         self.prefetch = prefetch
         self._max_prefetch = max_prefetch
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self.placement = placement or AllOnDevice()
         self._places = not isinstance(self.placement, AllOnDevice)
         self.log = log
-        self._reason: dict[Key, str] = {}
-        """Why a key was loaded, until its first use."""
         self._active: set[Key] = set()
         self._foreseen: set[Key] = set()
         """Keys that the next layer is expected to ask for; a prefetch must not evict them."""
@@ -94,35 +101,70 @@ class OffloadCore:
         """Those of them that have no place on the device, until some are admitted."""
         self._layer = -1
         self._prefill = False
-        self.prefill_counters = Counters()
-        self.decode_counters = Counters()
-        self._counters = self.decode_counters
+        self._preloaded: Sequence[Key] = ()
+        """Keys to have on the device before the first pass, as far as they fit, the most wanted first."""
+        self._stream_prefill = False
+        """Load all experts of the next layer ahead in a prefill, whatever its router will say."""
+        self.tally = Tally()
+
+    @property
+    def prefill_counters(self) -> Counters:
+        """What came of the passes that read prompts."""
+        return self.tally.prefill
+
+    @property
+    def decode_counters(self) -> Counters:
+        """What came of the passes that generate, without those of the warm-up."""
+        return self.tally.decode
 
     @staticmethod
-    def from_config(config: OffloadConfig, shape: ModelShape, log: list[tuple[Any, ...]] | None = None) -> OffloadCore:
+    def from_config(
+        config: OffloadConfig,
+        shape: ModelShape,
+        log: list[tuple[Any, ...]] | None = None,
+        future: FutureUses | None = None,
+    ) -> OffloadCore:
         """The core that a configuration describes.
 
+        `log` is that of the class; `future` holds all look-ups to come (of `future_uses`), and is None in the live
+        engine, which cannot know them.
+
         Raises:
-            ConfigError: the budget is too small, or a policy's name is unknown.
+            ConfigError: the budget is too small, a policy's name is unknown, or a policy needs a future or a profile
+                that is not there.
         """
         placement = config.cpu.placement(shape.num_moe_layers)
         capacity = plan_capacity(config.cache, shape, placement.cpu_layers)
-        policies = [make_cache_policy(config.cache.policy) for _ in capacity.partition_bytes]
-        prefetch = make_prefetch_policy(config.prefetch.source)
+        partitions = describe_partitions(config.cache, capacity, shape, placement.cpu_layers, future)
+        prefetch = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
+        prefetch.check(shape, future is not None)
+        policies = [make_cache_policy(config.cache.policy, partition) for partition in partitions]
         modes = config.prefetch.modes(shape.num_moe_layers)
-        return OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, modes, placement, log)
+        chosen = OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, modes, placement, log)
+        chosen._preloaded = preloaded_keys(config.cache, capacity, shape, placement.cpu_layers)
+        chosen._stream_prefill = config.prefill.strategy == "stream"
+        return chosen
 
     @property
     def needs_token_counts(self) -> bool:
         """Whether `layer_routed` must be told how many tokens ask for each expert."""
         return self.placement.needs_token_counts
 
+    def preload(self) -> tuple[Load, ...]:
+        """Loads that fill the device before the first pass; counted nowhere, since no pass waits for them."""
+        if not self._preloaded:
+            return ()
+        if self.log is not None:
+            self.log.append(("preload",))
+        has_room = self._residency.has_room
+        return tuple(self._load(key, "preload", DEMAND_PRIORITY, ()) for key in self._preloaded if has_room(key[0]))
+
     def begin_pass(self, is_prefill: bool) -> None:
-        """A forward pass starts. Nothing is prefetched in a prefill, where nearly every expert is active."""
+        """A forward pass starts. In a prefill, where nearly every expert is active, predictions are not used."""
         if self.log is not None:
             self.log.append(("begin_pass", is_prefill))
         self._prefill = is_prefill
-        self._counters = self.prefill_counters if is_prefill else self.decode_counters
+        self.tally.begin_pass(is_prefill)
         self.placement.begin_pass(is_prefill)
 
     def landed(self, key: Key) -> None:
@@ -135,12 +177,7 @@ class OffloadCore:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        counters = self._counters
-        counters.bytes_loaded -= self._expert_bytes[key[0]]
-        if self._pending[key] == ADMISSION:
-            counters.admission_loads -= 1
-        else:
-            counters.prefetch_loads -= 1
+        self.tally.cancelled(self._expert_bytes[key[0]], self._pending[key])
         self._leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
@@ -160,11 +197,14 @@ class OffloadCore:
         self._remaining = list(experts)
         self._foreseen.clear()
         self.prefetch.observe(layer, experts)
-        self._count_lookups(layer, experts)
+        partition = self._partition_of_layer[layer]
+        if self._hears[partition]:
+            self._cache[partition].routed(layer, experts)
+        self.tally.looked_up(layer, experts, self._resident[layer])
         if self._places:
             self._place(layer, experts, tokens)
         self._active = {(layer, expert) for expert in self._remaining}
-        if not self._pending or self.modes[layer] != "hint":
+        if not self._pending or self.modes[layer] != "hint" or (self._prefill and self._stream_prefill):
             return ()
         return tuple(key for key in self._pending if key[0] == layer and key[1] not in experts)
 
@@ -204,10 +244,8 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if not self._prefill and target < self._num_layers and target not in self.placement.cpu_layers:
-            wanted = self.prefetch.select(target, predicted)
-            if wanted:
-                loads = self._load_ahead(target, wanted[: self._max_prefetch])
+        if target < self._num_layers and target not in self.placement.cpu_layers:
+            loads = self._plan_ahead(target, predicted)
         if self._missed:
             self._admit(loads)
         if self.log is not None:
@@ -240,7 +278,7 @@ class OffloadCore:
         dropped = tuple(self._cache[partition].expired(present))
         for key in dropped:
             self._leave(key)
-            self._counters.evictions += 1
+        self.tally.evicted(len(dropped))
         return dropped
 
     def is_landed(self, key: Key) -> bool:
@@ -255,20 +293,6 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return self._residency.keys()
 
-    def _count_lookups(self, layer: int, experts: Sequence[int]) -> None:
-        counters = self._counters
-        resident = self._resident[layer]
-        present = [expert for expert in experts if expert in resident]
-        late = 0
-        if self._pending:
-            late = sum(not resident[expert] for expert in present)
-        counters.lookups += len(experts)
-        counters.late += late
-        counters.hits += len(present) - late
-        if self._reason:
-            reasons = [self._reason.pop((layer, expert), "") for expert in present]
-            counters.prefetch_used += reasons.count("prefetch")
-
     def _load_remaining(self, layer: int) -> tuple[list[Load], tuple[int, ...]]:
         """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
         resident = self._resident[layer]
@@ -282,12 +306,19 @@ class OffloadCore:
             loads.append(self._load(key, "demand", DEMAND_PRIORITY, evicts))
         return loads, tuple(self._remaining)
 
-    def _load_ahead(self, target: int, wanted: Sequence[int]) -> list[Load]:
+    def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
+        """Loads for the next layer: in a prefill all of its experts or none, else what the policy selects."""
+        if self._prefill:
+            return self._load_ahead(target, self._all_experts, DEMAND_PRIORITY) if self._stream_prefill else []
+        wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
+        priority = PREFETCH_PRIORITY if self.modes[target] == "hint" else DEMAND_PRIORITY
+        return self._load_ahead(target, wanted, priority) if wanted else []
+
+    def _load_ahead(self, target: int, wanted: Sequence[int], priority: int) -> list[Load]:
         """Prefetches of `wanted` experts of the layer `target`, in order, until there is no room."""
         keys = [(target, expert) for expert in wanted]
         self._foreseen.update(keys)
         resident = self._resident[target]
-        priority = PREFETCH_PRIORITY if self.modes[target] == "hint" else DEMAND_PRIORITY
         loads: list[Load] = []
         for key in keys:
             if key[1] in resident:
@@ -307,7 +338,7 @@ class OffloadCore:
             return
         chosen = set(part)
         self._remaining = [expert for expert in experts if expert not in chosen]
-        self._counters.cpu_runs += len(part)
+        self.tally.ran_on_cpu(len(part))
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in part:
             if expert in resident:
@@ -338,15 +369,7 @@ class OffloadCore:
     def _load(self, key: Key, reason: str, priority: int, evicts: tuple[Key, ...]) -> Load:
         size = self._expert_bytes[key[0]]
         self._residency.take(key, reason)
-        counters = self._counters
-        counters.bytes_loaded += size
-        if reason == "demand":
-            counters.demand_loads += 1
-        elif reason == ADMISSION:
-            counters.admission_loads += 1
-        else:
-            counters.prefetch_loads += 1
-            self._reason[key] = reason
+        self.tally.loaded(key, size, reason)
         return Load(key, size, reason, priority, evicts)
 
     def _make_room(self, key: Key, can_leave: Callable[[Key], bool]) -> tuple[Key, ...] | None:
@@ -355,7 +378,7 @@ class OffloadCore:
         if victims:
             for victim in victims:
                 self._leave(victim)
-            self._counters.evictions += len(victims)
+            self.tally.evicted(len(victims))
         return victims
 
     def _can_leave(self, key: Key) -> bool:
@@ -368,5 +391,4 @@ class OffloadCore:
 
     def _leave(self, key: Key) -> None:
         self._residency.leave(key)
-        if self._reason:
-            self._reason.pop(key, None)
+        self.tally.left(key)

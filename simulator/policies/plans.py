@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulator.policies.cache import Key
+from simulator.policies.eviction import Key
 
 DEMAND_PRIORITY = 0
 PREFETCH_PRIORITY = 1

@@ -202,6 +202,11 @@ def quantity(value: float) -> Quantity:
     return Quantity(value=value, kind="guess")
 
 
+def room_for(policy: str, shape: ModelShape, budget_bytes: int) -> int:
+    """A budget with which a policy can run: what was asked for, or room for all experts where it needs that."""
+    return shape.total_expert_bytes if policy == "resident" else budget_bytes
+
+
 def make_config(policy: str = "lru", source: str = "none", **cache: Any) -> OffloadConfig:
     """A configuration by policy, prefetch source and the fields of `CacheConfig`; `serial` goes to the device and
     `cpu` is a table of its own."""

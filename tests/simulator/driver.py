@@ -6,6 +6,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from simulator.executed import executed_routing
+from simulator.hot_experts import with_hot_experts
+from simulator.policies.belady import future_uses
 from simulator.policies.capacity import Capacity
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load
@@ -37,6 +40,10 @@ class CheckingDriver:
         self.cpu_runs: list[tuple[int, int]] = []
 
     def run(self, trace: Trace) -> None:
+        for load in self.core.preload():
+            self.held[load.key] = True
+            self.core.landed(load.key)
+        self.check()
         for item in trace.passes:
             self.core.begin_pass(item.phase == Phase.PREFILL)
             for layer, counts in enumerate(trace.pass_counts(item)):
@@ -67,7 +74,8 @@ class CheckingDriver:
             pinned = {(layer, expert) for expert in experts if expert not in ran and expert not in on_cpu}
             self.submit(wave.loads, pinned)
             if waves == 1:
-                foreseen = {(layer + 1, expert) for expert in ahead if self.core.prefetch.prediction}
+                wanted = self.core.prefetch.select(layer + 1, ahead) if layer + 1 < self.shape.num_moe_layers else ()
+                foreseen = {(layer + 1, expert) for expert in wanted}
                 self.submit(self.core.plan_prefetch(ahead), pinned | foreseen)
             for key in wave.wait:
                 while not self.core.is_landed(key):
@@ -137,6 +145,8 @@ def driver_for(config: Any, trace: Trace, seed: int = 0, at_once: bool = False) 
     """A driver with a fresh core of a configuration."""
     from simulator.policies.capacity import plan_capacity
 
-    core = OffloadCore.from_config(config, trace.shape)
+    config = with_hot_experts(config, trace)
+    future = future_uses(executed_routing(trace, config).lookups())
+    core = OffloadCore.from_config(config, trace.shape, future=future)
     capacity = plan_capacity(config.cache, trace.shape, config.cpu.whole_layers(trace.shape.num_moe_layers))
     return CheckingDriver(core, trace.shape, capacity, seed, at_once)

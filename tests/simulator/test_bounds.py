@@ -13,7 +13,15 @@ from simulator import simulate
 from simulator.bounds import belady_hit_rates
 from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.config import parse_config
-from tests.simulator.builders import decode_trace, make_config, make_hardware, make_shape, mixed_trace, trace_of
+from tests.simulator.builders import (
+    decode_trace,
+    make_config,
+    make_hardware,
+    make_shape,
+    mixed_trace,
+    room_for,
+    trace_of,
+)
 from trace_capture.run import Run
 from trace_capture.trace import NO_EXPERT, Phase, Trace
 
@@ -47,7 +55,8 @@ def test_bounds_are_in_order_and_no_policy_is_below_the_lowest() -> None:
         trace = mixed_trace(make_shape(), seed=seed)
         for policy in CACHE_POLICIES:
             for source in ("none", "previous-token", "quasi-hidden"):
-                run = simulate(trace, make_hardware(launch_ns=100), make_config(policy, source, budget_bytes=20_000))
+                config = make_config(policy, source, budget_bytes=room_for(policy, trace.shape, 20_000))
+                run = simulate(trace, make_hardware(launch_ns=100), config, warmup_passes=seed * 9)
                 bounds = run.info.bounds
                 names = ("compute_ms", "max_ms", "prefetch_ms", "look_ahead_ms", "on_demand_ms")
                 values = [bounds[name] for name in names]

@@ -14,24 +14,28 @@ from simulator.policies.cache import CACHE_POLICIES, Key, make_cache_policy
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
+from simulator.policies.eviction import Partition
 from simulator.policies.prefetch import NoPrefetch
-from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
+from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace, room_for
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
 from trace_capture.trace import Phase, Trace
 
 ALL = sorted(CACHE_POLICIES)
+EVICTING = [name for name in ALL if name != "resident"]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVICTING)
 def test_victim_is_present_and_may_leave(name: str) -> None:
     """Driven as the core drives it: never a pinned or absent key, and None only when nothing may leave."""
     for seed in range(20):
         source = random.Random(seed)
-        policy = make_cache_policy(name)
+        asked = [(source.randrange(2), source.randrange(12)) for _ in range(300)]
+        hot = tuple((layer, expert) for expert in range(3) for layer in range(2))
+        policy = make_cache_policy(name, Partition(8000, 24_000, 1000, hot, seed, future_uses(asked)))
         present: set[Key] = set()
-        for _ in range(300):
-            key = (source.randrange(2), source.randrange(12))
+        for key in asked:
+            policy.routed(key[0], key[1:])
             if key not in present:
                 if len(present) == 8:
                     pinned = set(source.sample(sorted(present), source.randrange(9)))
@@ -52,20 +56,21 @@ def test_victim_is_present_and_may_leave(name: str) -> None:
 def test_capacity_and_pins_hold_in_a_whole_run(name: str) -> None:
     trace = mixed_trace(make_shape(layers=5), seed=4)
     for scope in ("layer", "global"):
-        driver_for(make_config(name, "quasi-hidden", scope=scope, budget_bytes=20_000), trace, 4).run(trace)
+        budget = room_for(name, trace.shape, 20_000)
+        driver_for(make_config(name, "quasi-hidden", scope=scope, budget_bytes=budget), trace, 4).run(trace)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_equal_inputs_give_equal_runs(name: str) -> None:
     trace = mixed_trace(make_shape(layers=5), seed=4)
-    config = make_config(name, "quasi-hidden", budget_bytes=20_000)
+    config = make_config(name, "quasi-hidden", budget_bytes=room_for(name, trace.shape, 20_000))
     first, second = (simulate(trace, make_hardware(), config, record_spans=True) for _ in range(2))
     assert first.info == second.info
     assert first.spans == second.spans
     assert first.token_ns.tolist() == second.token_ns.tolist()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_no_policy_beats_belady_on_equal_sizes(name: str, scope: str) -> None:
     for seed in range(3):
@@ -99,7 +104,9 @@ def _slow_belady(trace: Trace, config: OffloadConfig) -> tuple[float, float]:
         (layer, expert) for item in trace.passes for layer, ids in trace.iter_layers(item) for expert in ids
     )
     capacity = plan_capacity(config.cache, trace.shape)
-    core = OffloadCore(trace.shape, capacity, [Belady(uses) for _ in capacity.partition_bytes], NoPrefetch())
+    core = OffloadCore(
+        trace.shape, capacity, [Belady(Partition(future=uses)) for _ in capacity.partition_bytes], NoPrefetch()
+    )
     for item in trace.passes:
         core.begin_pass(item.phase == Phase.PREFILL)
         for layer, experts in trace.iter_layers(item):

@@ -16,6 +16,7 @@ from tests.simulator.builders import (
     make_measured,
     make_shape,
     mixed_trace,
+    room_for,
     trace_of,
 )
 from trace_capture.run import Run, Span
@@ -167,7 +168,7 @@ def test_waves_of_a_prefill_share_the_compute_and_never_cost_less_than_one_token
 @pytest.mark.parametrize("policy", sorted(CACHE_POLICIES))
 def test_terms_add_up_and_spans_tell_the_same_times(policy: str, source: str, serial: bool) -> None:
     trace = mixed_trace(make_shape(layers=5), seed=5)
-    config = make_config(policy, source, budget_bytes=25_000, serial=serial)
+    config = make_config(policy, source, budget_bytes=room_for(policy, trace.shape, 25_000), serial=serial)
     run = simulate(trace, toy_hardware(), config, record_spans=True)
     assert set(run.metrics.tpot_terms_ms) == set(TERMS)
     assert sum(run.metrics.tpot_terms_ms.values()) == pytest.approx(run.metrics.tpot_ms, rel=1e-12)

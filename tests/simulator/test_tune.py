@@ -65,10 +65,12 @@ def test_tune_finds_what_exhaustive_replay_finds() -> None:
     train, held_out = split_trace(trace)
     replayed = [simulate(train, SLOW_LINK, one.config).metrics.tpot_ms for one in result.candidates]
     assert replayed == [one.train_tpot_ms for one in result.candidates] == sorted(replayed)
-    policies = len(CACHE_POLICIES) - len(NOT_WORTH_TRYING)
-    assert len(result.candidates) == 2 * policies * 3
+    policies = len(CACHE_POLICIES) - len(NOT_WORTH_TRYING) - 1
+    assert len(result.candidates) == 2 * (policies * 4 - 1), "no resident in half the room, no popularity twice"
     assert {one.split for one in result.candidates} == {"even", "ILP"}
-    assert {one.config.prefetch.source for one in result.candidates} == {"none", "previous-token", "quasi-hidden"}
+    assert {one.config.prefetch.source for one in result.candidates} == {
+        "none", "previous-token", "popularity", "quasi-hidden"
+    }  # fmt: skip
     again = simulate(held_out, SLOW_LINK, result.config)
     assert again.metrics == result.chosen.metrics
     assert result.chosen.metrics.tpot_ms < result.baseline.metrics.tpot_ms
@@ -115,7 +117,7 @@ def test_traces_without_predictions_get_no_predicted_candidates() -> None:
     trace = skewed_trace()
     trace.predicted.clear()
     result = tune(trace, SLOW_LINK, budget_bytes=24_000)
-    assert {one.config.prefetch.source for one in result.candidates} == {"none", "previous-token"}
+    assert {one.config.prefetch.source for one in result.candidates} == {"none", "previous-token", "popularity"}
 
 
 def test_winner_that_fails_on_held_out_tokens_gives_way_to_plain_lru() -> None:

@@ -1,0 +1,84 @@
+"""What an eviction policy is, and what it may know."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Key = tuple[int, int]
+"""(MoE layer index, expert id)."""
+
+FutureUses = Mapping[Key, "deque[int]"]
+"""For each key the places in the stream of look-ups where it will be asked for, in order."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What a policy may know of the piece of device memory whose order it keeps.
+
+    Attributes:
+        capacity_bytes: its size.
+        needed_bytes: bytes of all experts of all layers that share it.
+        expert_bytes: mean bytes of one of these experts.
+        hot_experts: keys that a profile found popular, hottest first; None where there is no profile.
+        seed: for policies that draw.
+        future: all look-ups to come, in a replay; None where the future is not known.
+    """
+
+    capacity_bytes: int = 0
+    needed_bytes: int = 0
+    expert_bytes: int = 1
+    hot_experts: tuple[Key, ...] | None = None
+    seed: int = 0
+    future: FutureUses | None = None
+
+
+UNSPECIFIED = Partition()
+"""A partition of which nothing is known; most policies need no more."""
+
+
+class CachePolicy:
+    """Order of eviction within one partition of device memory.
+
+    The core calls, in this order: `routed` when a layer's router has spoken, `admitted` when a load of an absent
+    expert is planned, `used` for each expert that a layer runs on the device (in the router's order, after its load
+    was planned), `choose_victim` while room is needed, and `removed` for every key that leaves. `expired` is asked
+    once after each layer. A policy sees keys only; which of them may leave now is told by the predicate it is given.
+
+    Args:
+        partition: what there is to know of the memory.
+    """
+
+    needs_future = False
+    """Decides by look-ups to come, so that only a replay can use it."""
+    needs_hot_experts = False
+    """Decides by a profile, which must be in the configuration."""
+    starts_full = False
+    """Loads its experts before the first pass, unless the configuration says otherwise."""
+
+    def __init__(self, partition: Partition = UNSPECIFIED) -> None:
+        self.partition = partition
+
+    def routed(self, layer: int, experts: Sequence[int]) -> None:
+        """`layer`, one of this partition's, is about to run `experts`; by default ignored."""
+
+    def admitted(self, key: Key) -> None:
+        """A load of `key` into this partition was planned."""
+        raise NotImplementedError
+
+    def used(self, key: Key) -> None:
+        """A layer runs `key`, which is resident or being loaded."""
+        raise NotImplementedError
+
+    def removed(self, key: Key) -> None:
+        """`key` left the partition."""
+        raise NotImplementedError
+
+    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+        """The key to evict next among those that `can_leave`, or None when there is none."""
+        raise NotImplementedError
+
+    def expired(self, layer_keys: Sequence[Key]) -> Iterable[Key]:
+        """Keys to drop now that their layer has run; by default none."""
+        return ()

@@ -1,0 +1,53 @@
+"""What a prefetch policy is told in a replay: the ids of a predictor in the trace, or those of an oracle."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from simulator.policies.prefetch import Oracle, PrefetchPolicy
+from trace_capture.model_shape import ModelShape
+from trace_capture.trace import Pass, Phase, Trace
+
+Predict = Callable[[Pass], list[list[int]]]
+"""Predicted experts of every layer of a pass [L]; empty where nothing is predicted, as in a prefill."""
+
+
+def predictions_of(trace: Trace, policy: PrefetchPolicy) -> Predict:
+    """Where the predictions of a replay come from.
+
+    Raises:
+        TraceError: the trace lacks the predictions that the policy needs.
+    """
+    source = policy.prediction
+    if source is None:
+        return lambda _: []
+    if isinstance(policy, Oracle):
+        oracle = policy
+        return lambda item: [] if item.phase == Phase.PREFILL else _foreseen(trace, item, oracle)
+    trace.predictions(source)
+    return lambda item: [] if item.phase == Phase.PREFILL else trace.pass_experts(item, source)
+
+
+def _foreseen(trace: Trace, item: Pass, oracle: Oracle) -> list[list[int]]:
+    """The truth with mistakes, a pure function of seed and pass; nobody foresees the first layer."""
+    source = random.Random(f"{oracle.seed}/{item.pass_id}")
+    routed = trace.pass_experts(item)
+    return [[], *(_with_mistakes(experts, oracle.recall, trace.shape, source) for experts in routed[1:])]
+
+
+def _with_mistakes(experts: Sequence[int], recall: float, shape: ModelShape, source: random.Random) -> list[int]:
+    """Each expert with probability `recall`, else one that the layer does not ask for, where there is one left.
+
+    Draws the same numbers whatever the recall is, so what a lower recall foresees is part of what a higher one does.
+    """
+    asked = set(experts)
+    others = [expert for expert in range(shape.num_experts) if expert not in asked]
+    wrong = source.sample(others, min(len(experts), len(others)))
+    result: list[int] = []
+    for place, expert in enumerate(experts):
+        if source.random() < recall:
+            result.append(expert)
+        elif place < len(wrong):
+            result.append(wrong[place])
+    return result
