@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.validation.published_predict import Prediction, predict_row
+from simulator.validation.published_prefill import predict_prefill_per_s
 from simulator.validation.published_rows import OrderedPair, PublishedRow, read_pairs, read_rows
 from simulator.validation.published_score import (
     Efficiencies,
@@ -136,11 +137,13 @@ def validate_published(
         TraceError: a table or the record cannot be read.
     """
     record = record or ValidationRecord.load(record_path())
-    predictions, skipped = predict_all(read_rows(published), progress)
+    table = read_rows(published)
+    predictions, skipped = predict_all(table, progress)
     efficiencies = Efficiencies.of_record(record)
     rows = tuple(_scored(entry, efficiencies, record) for entry in predictions)
     facts: list[OrderedPair] | None = None if pairs is None else read_pairs(pairs)
     rates = {(row.prediction.row.id, "decode"): row.predicted_per_s for row in rows}
+    rates |= {(row.id, "prefill"): rate for row in table if (rate := predict_prefill_per_s(row)) is not None}
     ranking = None if facts is None else rank(facts, rates)
     return PublishedValidation(rows, tuple(skipped), ranking, efficiencies)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EngineFamily = Literal["llama.cpp", "ik_llama.cpp", "ktransformers", "vllm", "custom", "transformers"]
-Streaming = Literal["active experts", "whole layers", "modules"]
+Streaming = Literal["active experts", "whole layers", "all weights", "modules"]
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,29 @@ class EngineTraits:
     """A cache's table lies on the host: every layer waits for the router's choice to get there."""
     runs_both_at_once: bool = False
     """The card starts its experts of a layer while the CPU works on the others, which hides the launches."""
+    caches: bool = False
+    """Keeps experts on the card even where a row calls its strategy prefetch."""
+    prefills_on_cpu: bool = False
+    """Experts on the CPU run there in prefill too, instead of crossing the link once per micro-batch."""
     numa_ratio: float = 0.5
     """Share of two sockets' memory rate that CPU experts get. Published: ktransformers 12.95 tok/s on two sockets,
     9.5 on one, llama.cpp 4.51 on two (DeepSeek-R1)."""
     launch_ratio: float = 1.0
     """Launches per layer against those of fused kernels; eager PyTorch launches every operation of every expert."""
     streaming: Streaming = "active experts"
-    """What crosses the link when nothing is cached: the active experts, all weights of offloaded layers, or every
-    module that runs, one synchronous pageable copy each."""
+    """What crosses the link when nothing is cached: the active experts, all weights of layers that do not fit,
+    all weights of all layers (ZeRO-3 keeps none), or every module that runs, one synchronous pageable copy each."""
 
 
 _LLAMA = EngineTraits("llama.cpp", reads_gguf=True, misses_on_cpu=True, reads_router_on_host=True, numa_ratio=0.25)
+_KTRANSFORMERS = EngineTraits(
+    "ktransformers",
+    reads_gguf=True,
+    misses_on_cpu=True,
+    runs_both_at_once=True,
+    prefills_on_cpu=True,
+    numa_ratio=0.7,
+)
 _BY_NAME: tuple[tuple[str, EngineTraits], ...] = (
     (
         "ik_llama",
@@ -46,19 +58,19 @@ _BY_NAME: tuple[tuple[str, EngineTraits], ...] = (
     ("lm studio", _LLAMA),
     (
         "ktransformers",
-        EngineTraits("ktransformers", reads_gguf=True, misses_on_cpu=True, runs_both_at_once=True, numa_ratio=0.7),
+        _KTRANSFORMERS,
     ),
     (
         "kt-kernel",
-        EngineTraits("ktransformers", reads_gguf=True, misses_on_cpu=True, runs_both_at_once=True, numa_ratio=0.7),
+        _KTRANSFORMERS,
     ),
     ("vllm", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("sglang", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("tensorrt", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("atlas", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("accelerate", EngineTraits("transformers", launch_ratio=3.0, streaming="modules")),
-    ("deepspeed", EngineTraits("transformers", launch_ratio=3.0, streaming="whole layers")),
-    ("moe-infinity", EngineTraits("transformers", launch_ratio=3.0)),
+    ("deepspeed", EngineTraits("transformers", launch_ratio=3.0, streaming="all weights")),
+    ("moe-infinity", EngineTraits("transformers", launch_ratio=3.0, caches=True)),
     ("mixtral-offloading", EngineTraits("transformers", launch_ratio=3.0)),
     ("fiddler", EngineTraits("transformers", launch_ratio=3.0, misses_on_cpu=True)),
     ("transformers", EngineTraits("transformers", launch_ratio=3.0, streaming="modules")),

@@ -79,9 +79,14 @@ def _tables() -> dict[str, Any]:
 
 def _find(kind: str, text: str) -> dict[str, Any] | None:
     """The entry with the longest name that occurs in the text; of several parts joined by + that of the first."""
-    upper = re.sub(r"\s+", " ", text.split("+")[0].upper()) if kind == "gpu" else text.upper()
-    found = [(len(name), entry) for entry in _tables()[kind] for name in entry["match"] if name in upper]
+    upper = re.sub(r"\s+", " ", (text.split(" + ")[0] if kind == "gpu" else text).upper())
+    found = [(len(name), entry) for entry in _tables()[kind] for name in entry["match"] if _names(name, upper)]
     return max(found, key=lambda item: item[0])[1] if found else None
+
+
+def _names(name: str, text: str) -> bool:
+    """Whether a text names something, not as part of a longer number: P40 is not in P4000."""
+    return re.search(rf"(?<![0-9]){re.escape(name)}" + (r"(?![0-9])" if name[-1].isdigit() else ""), text) is not None
 
 
 def _device(row: PublishedRow, card: dict[str, Any]) -> DeviceProfile:

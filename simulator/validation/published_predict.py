@@ -11,34 +11,31 @@ terms allow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from simulator.cost_model import CostModel
 from simulator.costs.rates import value_or
-from simulator.validation.published_engines import EngineTraits, engine_traits
-from simulator.validation.published_machine import COPIES_PER_EXPERT, Machine, find_machine
-from simulator.validation.published_models import ModelCounts, find_counts, precision_of, sized_shape
+from simulator.validation.published_case import (
+    Case,
+    find_case,
+    hit_rate,
+    is_whole_layer_split,
+    memory_for_experts,
+    stated_ratio,
+    whole_layer_share,
+)
+from simulator.validation.published_machine import COPIES_PER_EXPERT
 from simulator.validation.published_rows import PublishedRow, first_number
-from simulator.validation.published_scope import ranking_only_reason, skip_reason
-from trace_capture.model_shape import ModelShape
+from simulator.validation.published_scope import NO_DECODE, out_of_scope, ranking_only_reason
 
-HIT_ODDS = 14.0
-"""Odds of a hit over the odds of a random expert being held, under replacement by recency. Held share -> hit rate, both
-in %, in published replays and counters: 9.4 -> 58.9, 12.5 -> 64.1 and 67, 15.6 -> 68.1, 19 -> 74.1 to 88.7, 25 -> 67
-and 81, 38 -> 89.4, 63 -> 96.2 (DeepSeek-V4-Flash, Qwen3.8-Flash-Next, Qwen3-30B): odds of 6 to 34, most of 12 to 15."""
-STATIC_ODDS = 2.0
-"""The same for experts held by popularity: the load is nearly even, the hottest is 2.5 times the mean."""
-DEFAULT_CONTEXT = 512
-FREE_BYTES = 0.8e9
-"""Per card: buffers of the runtime and of activations."""
-USABLE_MEMORY_RATIO = 0.94
-RESERVED_CONTEXT = 16_000
 VERIFY_EXPERTS_PER_DRAFT = 0.9
 """Further experts' work per drafted token: consecutive tokens share few experts, and rows on a CPU do not amortise."""
 VERIFY_DENSE_PER_DRAFT = 0.5
 """Further time of the rest per drafted token: step 2.6 + 0.45 n of a plain step with n drafts (ik_llama.cpp 1630)."""
 DEFAULT_DRAFTS, DEFAULT_ACCEPTANCE = 1, 0.8
-UNSTATED_HELD_RATIO = 0.5
+CAPTURED_LAUNCH_RATIO = 0.4
+"""Launch cost in a captured graph, which engines replay where everything is on the card, over that of an eager one."""
+ALL_REDUCE_NS = 15_000.0
+"""Adding up one layer's halves over cards that share its matrices; twice per layer."""
 _MODULE_CALL_NS = 2e6
 """One module moved in and out by hooks of the framework."""
 
@@ -61,66 +58,28 @@ class Prediction:
         return 1e9 / self.token_ns
 
 
-@dataclass
-class _Case:
-    """All that is known of a row, while its terms are added up."""
-
-    row: PublishedRow
-    traits: EngineTraits
-    machine: Machine
-    shape: ModelShape
-    counts: ModelCounts
-    costs: CostModel
-    assumed: list[str] = field(default_factory=list)
-
-    @property
-    def layers(self) -> int:
-        return self.shape.num_moe_layers
-
-    @property
-    def context(self) -> int:
-        return self.row.context_tokens or DEFAULT_CONTEXT
-
-    @property
-    def ranks(self) -> int:
-        """Cards that share every matrix; layers split over cards run one after the other."""
-        return self.machine.devices if "tp " in self.row.text or "ep " in self.row.text else 1
-
-
 def predict_row(row: PublishedRow) -> Prediction | str:
     """The prediction, or the reason why there is none."""
-    reason = skip_reason(row)
+    if row.decode_per_s is None or row.decode_per_s <= 0:
+        return NO_DECODE
+    reason = out_of_scope(row)
     if reason is not None:
         return reason
-    counts = find_counts(row.model)
-    if counts is None:
-        return f"no shape of model '{row.model}'"
-    traits = engine_traits(row.engine)
-    machine = find_machine(row, traits)
-    if machine is None:
-        return f"no data sheet of card '{row.gpu}'" if row.gpu else "card not named"
-    precision = precision_of(row, counts, gguf=traits.reads_gguf, native=traits.family in ("transformers", "vllm"))
-    shape = sized_shape(counts, precision, _forced_top_k(row))
-    case = _Case(row, traits, machine, shape, counts, CostModel(machine.profile, shape), list(machine.assumed))
-    if not precision.given:
-        case.assumed.append("precision")
+    case = find_case(row)
+    if isinstance(case, str):
+        return case
     terms = _terms(case)
     return Prediction(
         row=row,
-        family=traits.family,
+        family=case.traits.family,
         token_ns=sum(terms.values()),
         terms_ns=terms,
         assumed=tuple(case.assumed),
-        ranking_only=ranking_only_reason(row, precision_given=precision.given),
+        ranking_only=ranking_only_reason(row, precision_given=case.precision_given),
     )
 
 
-def expected_hit_rate(held_ratio: float, odds: float = HIT_ODDS) -> float:
-    """Hit rate of a cache that holds a share of a layer's experts: odds(hit) = `odds` x odds(held)."""
-    return odds * held_ratio / (1 + (odds - 1) * held_ratio)
-
-
-def _terms(case: _Case) -> dict[str, float]:
+def _terms(case: Case) -> dict[str, float]:
     strategy = case.row.strategy
     if strategy == "cpu_only":
         return _cpu_only(case)
@@ -134,7 +93,7 @@ def _terms(case: _Case) -> dict[str, float]:
     return _cached(case)
 
 
-def _dense(case: _Case) -> dict[str, float]:
+def _dense(case: Case) -> dict[str, float]:
     """Attention, shared experts and head on the card; linear attention launches one more group of kernels."""
     compute, device = case.costs.compute, case.machine.profile.device
     launch = device.launch_ns.value
@@ -144,17 +103,18 @@ def _dense(case: _Case) -> dict[str, float]:
         "dense": case.layers * each / case.ranks,
         "launch": launches * launch * case.traits.launch_ratio,
         "head": compute.overhead_ns(1) / case.ranks,
+        "between cards": case.counts.layers * 2 * ALL_REDUCE_NS if case.ranks > 1 else 0.0,
     }
 
 
-def _device_experts(case: _Case, experts: float) -> float:
+def _device_experts(case: Case, experts: float) -> float:
     """`experts` routed experts per token on the card, over all layers, without launches."""
     launch = case.machine.profile.device.launch_ns.value
     each = case.costs.compute.experts_ns(0, 1, 1, case.shape.top_k) - launch
     return experts * each / case.ranks
 
 
-def _cpu_experts(case: _Case, layers: float, experts: float) -> float:
+def _cpu_experts(case: Case, layers: float, experts: float) -> float:
     """`layers` layers that run `experts` experts each (may be a fraction) on the CPU."""
     if layers <= 0 or experts <= 0:
         return 0.0
@@ -164,63 +124,51 @@ def _cpu_experts(case: _Case, layers: float, experts: float) -> float:
     return layers * (work + _handover(case))
 
 
-def _handover(case: _Case) -> float:
+def _handover(case: Case) -> float:
     """From the card to the CPU and back, once per layer. Engines run a fixed graph, so it is due without work too."""
     host = case.machine.profile.host
     return 0.0 if host is None else host.layer_dispatch_ns.value
 
 
-def _placed(case: _Case, cpu_layers: float) -> dict[str, float]:
+def _placed(case: Case, cpu_layers: float) -> dict[str, float]:
     """Experts of `cpu_layers` layers on the CPU, all others resident."""
     top_k, resident = case.shape.top_k, case.layers - cpu_layers
-    return _dense(case) | {
-        "experts": _device_experts(case, resident * top_k) + resident * case.machine.profile.device.launch_ns.value,
+    terms = _dense(case)
+    captured = CAPTURED_LAUNCH_RATIO if cpu_layers <= 0 and case.traits.launch_ratio <= 1 else 1.0
+    launches = resident * case.machine.profile.device.launch_ns.value * captured
+    return terms | {
+        "launch": terms["launch"] * captured,
+        "experts": _device_experts(case, resident * top_k) + launches,
         "cpu": _cpu_experts(case, cpu_layers, top_k),
     }
 
 
-def _layer_split(case: _Case) -> dict[str, float]:
+def _layer_split(case: Case) -> dict[str, float]:
     row = case.row
-    if _is_whole_layer_split(row):
+    if is_whole_layer_split(row):
         return _whole_layers(case)
     layers = row.offloaded_layers
     if layers is None and row.strategy == "cpu_experts":
         layers = case.layers
-    ratio = _stated_ratio(row)
+    ratio = stated_ratio(row)
     if layers is None and ratio is not None:
         layers = (1 - ratio) * case.layers
     if layers is None:
         case.assumed.append("placement")
-        held = _memory_for_experts(case) / (case.shape.num_experts * case.shape.expert_bytes[0])
+        held = memory_for_experts(case) / (case.shape.num_experts * case.shape.expert_bytes[0])
         layers = max(0.0, case.layers - float(int(held)))
     return _placed(case, min(float(case.layers), layers))
 
 
-def _memory_for_experts(case: _Case) -> float:
-    """Bytes of device memory left for experts. A stated use is taken as it is, else what a card can give."""
-    shape, used_mb = case.shape, first_number(r"vram (\d+) mi?b", case.row.text)
-    total = case.machine.device_memory_bytes * USABLE_MEMORY_RATIO if used_mb is None else used_mb * 2**20
-    context = max(case.context, RESERVED_CONTEXT)
-    dense = sum(shape.dense_bytes) + shape.head_bytes + shape.kv_bytes_per_token * context
-    return max(0.0, total - dense - FREE_BYTES * case.machine.devices)
-
-
-def _is_whole_layer_split(row: PublishedRow) -> bool:
-    words = ("whole-layer", "no expert split", "naive", "old tensor")
-    return row.engine.lower() == "ollama" or any(word in row.setting.lower() for word in words)
-
-
-def _whole_layers(case: _Case) -> dict[str, float]:
+def _whole_layers(case: Case) -> dict[str, float]:
     """Whole decoder layers on the card as memory allows, the others wholly on the CPU."""
-    shape = case.shape
     case.assumed.append("placement")
-    whole = shape.total_expert_bytes + sum(shape.dense_bytes)
-    share = min(1.0, max(0.0, 0.9 * case.machine.device_memory_bytes - FREE_BYTES) / whole)
+    share = whole_layer_share(case)
     on_card, on_cpu = _placed(case, 0.0), _cpu_only(case)
     return {"device layers": share * sum(on_card.values()), "cpu layers": (1 - share) * sum(on_cpu.values())}
 
 
-def _cpu_only(case: _Case) -> dict[str, float]:
+def _cpu_only(case: Case) -> dict[str, float]:
     """Everything on the CPU: a layer's other weights are read like experts, in four products."""
     shape, host = case.shape, case.costs.compute
     per_byte = (host.cpu_experts_ns(0, 1, 2, shape.top_k) - host.cpu_experts_ns(0, 1, 1, shape.top_k)) / (
@@ -231,13 +179,13 @@ def _cpu_only(case: _Case) -> dict[str, float]:
     return {"cpu dense": other * per_byte, "cpu": shape.bytes_per_token * per_byte, "dispatch": dispatch}
 
 
-def _cached(case: _Case) -> dict[str, float]:
+def _cached(case: Case) -> dict[str, float]:
     """Experts cached on the card, prefetched, fetched on demand, or divided between card and CPU."""
     row, shape, launch = case.row, case.shape, case.machine.profile.device.launch_ns.value
     layers = float(case.layers) if row.offloaded_layers is None else row.offloaded_layers
     if row.strategy == "on_demand" and case.traits.streaming != "active experts":
         return _streamed(case)
-    hit = row.hit_rate if row.hit_rate is not None else _hit_rate(case)
+    hit = hit_rate(case)
     misses = layers * shape.top_k * (1 - hit)
     on_card = case.layers * shape.top_k
     base = _dense(case)
@@ -267,36 +215,12 @@ def _cached(case: _Case) -> dict[str, float]:
     return base | {"experts": compute, "copies": copies}
 
 
-def _hit_rate(case: _Case) -> float:
-    """Of the row's slots, else of as many as device memory holds."""
-    row, shape = case.row, case.shape
-    if row.strategy == "on_demand":
-        return 0.0
-    slots = row.cache_slots
-    if slots is None and row.strategy == "prefetch" and case.traits.launch_ratio == 1.0:
-        return 0.0
-    ratio = _stated_ratio(row)
-    if slots is None and ratio is not None:
-        slots = ratio * shape.num_experts
-    if slots is None:
-        case.assumed.append("cache size")
-        slots = min(_memory_for_experts(case) / sum(shape.expert_bytes), UNSTATED_HELD_RATIO * shape.num_experts)
-    elif row.cache_slots_unit.startswith("cells"):
-        slots /= COPIES_PER_EXPERT
-    elif row.cache_slots_unit == "total":
-        slots /= case.layers
-    held = min(1.0, slots / shape.num_experts)
-    if case.traits.family == "ktransformers" and "dynamic" not in row.text:
-        return expected_hit_rate(held, STATIC_ODDS if "frequency" in row.text else 1.0)
-    return expected_hit_rate(held)
-
-
-def _copy(case: _Case) -> float:
+def _copy(case: Case) -> float:
     """One expert over the link, issued matrix by matrix and waited for."""
     return case.costs.copy_ns(case.shape.expert_bytes[0]) + COPIES_PER_EXPERT * case.costs.issue_ns
 
 
-def _streamed(case: _Case) -> dict[str, float]:
+def _streamed(case: Case) -> dict[str, float]:
     """Engines that move weights without looking at the router: whole layers, or module by module as they run."""
     shape, link = case.shape, case.machine.profile.link
     whole = shape.total_expert_bytes + sum(shape.dense_bytes)
@@ -304,6 +228,8 @@ def _streamed(case: _Case) -> dict[str, float]:
     base = _dense(case) | {
         "experts": _device_experts(case, case.layers * shape.top_k),
     }
+    if case.traits.streaming == "all weights":
+        return base | {"copies": case.costs.copy_ns(whole)}
     if case.traits.streaming == "whole layers":
         return base | {"copies": away * case.costs.copy_ns(whole)}
     pageable = link.pageable_bytes_per_s or link.h2d_bytes_per_s
@@ -312,7 +238,7 @@ def _streamed(case: _Case) -> dict[str, float]:
     return base | {"copies": moved / pageable.value * 1e9, "hooks": modules * _MODULE_CALL_NS}
 
 
-def _verified(case: _Case, plain: dict[str, float]) -> dict[str, float]:
+def _verified(case: Case, plain: dict[str, float]) -> dict[str, float]:
     """A step that drafts and verifies, per token that it yields."""
     text, launch = case.row.text, case.machine.profile.device.launch_ns.value
     drafts = int(
@@ -334,14 +260,3 @@ def _verified(case: _Case, plain: dict[str, float]) -> dict[str, float]:
         rate = device.memory_bytes_per_s.value * value_or(device.read_ratio, 1.0)
         draft = separate * 1e18 / rate + 30 * launch
     return terms | {"draft": drafts * draft / yielded}
-
-
-def _stated_ratio(row: PublishedRow) -> float | None:
-    """Share of all experts that the setting says is held."""
-    percent = first_number(r"(\d+(?:\.\d+)?) ?% (?:cache ratio|of experts on gpu)", row.setting.lower())
-    return None if percent is None else percent / 100
-
-
-def _forced_top_k(row: PublishedRow) -> int | None:
-    forced = first_number(r"(\d+) experts per token|top_k forced to (\d+)|expert_used_count=int:(\d+)", row.setting)
-    return None if forced is None else int(forced)

@@ -17,13 +17,11 @@ _RANKED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("vram spill", "spills to host", "more vram than free"), "device memory overcommitted"),
     (("no expert split", "naive"), "an untuned start whose placement is not given"),
 )
-NO_DECODE = "no decode rate"
+NO_DECODE = "no decode rate (prefill is ranked only)"
 
 
-def skip_reason(row: PublishedRow) -> str | None:
+def out_of_scope(row: PublishedRow) -> str | None:
     """Why a row is out of scope before anything is looked up; None where it is not."""
-    if row.decode_per_s is None or row.decode_per_s <= 0:
-        return NO_DECODE
     if not row.model:
         return "model not named"
     return next((reason for words, reason in _SKIPPED if any(word in row.text for word in words)), None)

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from runtime.cli import validation  # noqa: F401 - the verb registers itself
 from runtime.cli.app import app
 from simulator.validation.published import fit_published, predict_all, record_path, validate_published
-from simulator.validation.published_predict import Prediction, expected_hit_rate, predict_row
+from simulator.validation.published_case import expected_hit_rate
+from simulator.validation.published_predict import Prediction, predict_row
+from simulator.validation.published_prefill import predict_prefill_per_s
 from simulator.validation.published_rows import OrderedPair, PublishedRow, read_rows
 from simulator.validation.published_score import Efficiencies, Ratio, errors_of, rank
 from simulator.validation.record import ValidationRecord
@@ -45,7 +47,7 @@ def test_rows_without_a_prediction_say_why() -> None:
     assert "Voodoo 2" in reasons["I07"]
     assert "storage" in reasons["I08"]
     assert reasons["I09"] == "model not named"
-    assert reasons["I10"] == "no decode rate"
+    assert reasons["I10"].startswith("no decode rate")
 
 
 def test_missing_cells_are_assumed_aloud_and_not_counted(rows: dict[str, PublishedRow]) -> None:
@@ -83,6 +85,30 @@ def test_hit_rate_by_held_share_runs_from_none_to_all() -> None:
     assert expected_hit_rate(1.0) == 1
     assert expected_hit_rate(0.3, odds=1.0) == pytest.approx(0.3)
     assert 0.6 < expected_hit_rate(0.125) < 0.7
+
+
+def test_prefill_streams_absent_experts_once_per_micro_batch(rows: dict[str, PublishedRow]) -> None:
+    """Four times the micro-batch cuts the copies of a long prompt to a quarter; only the compute stays."""
+    prompt = replace(rows["I10"], context_tokens=4096, offloaded_layers=48)
+    small = predict_prefill_per_s(replace(prompt, setting="ubatch 512"))
+    large = predict_prefill_per_s(replace(prompt, setting="ubatch 2048"))
+    resident = predict_prefill_per_s(replace(prompt, setting="ubatch 2048", strategy="all_resident"))
+    assert small is not None and large is not None and resident is not None
+    assert 3 < large / small < 4
+    assert resident > 3 * large
+    assert predict_prefill_per_s(rows["I06"]) is None
+
+
+def test_names_of_cards_are_not_found_inside_longer_numbers(rows: dict[str, PublishedRow]) -> None:
+    assert predict_row(replace(rows["I01"], gpu="Quadro P4000")) == "no data sheet of card 'Quadro P4000'"
+    assert isinstance(predict_row(replace(rows["I01"], gpu="Tesla P40")), Prediction)
+
+
+def test_speculation_costs_more_than_it_yields_where_few_drafts_are_accepted(rows: dict[str, PublishedRow]) -> None:
+    plain = predicted(rows["I01"]).per_s
+    kept = replace(rows["I01"], strategy="speculative", speculative="MTP n_max 2, acceptance 0.95")
+    lost = replace(kept, speculative="MTP n_max 4, acceptance 0.2")
+    assert predicted(lost).per_s < plain < predicted(kept).per_s
 
 
 def test_efficiency_weighs_sources_and_leaves_out_the_one_that_is_asked_about() -> None:
@@ -160,9 +186,10 @@ def test_open_table_is_predicted_as_well_as_the_record_says() -> None:
     result = validate_published(MEASURED / "published_dev.csv", MEASURED / "pairs_dev.csv")
     values = result.as_json()
     assert values["rows_predicted"] >= 240
-    assert values["median_abs_error"] <= 0.20
-    assert values["leave_group_out"]["median_abs_error"] <= 0.25
-    assert values["ranking_accuracy"] >= 0.82
+    assert values["median_abs_error"] <= 0.18
+    assert values["leave_group_out"]["median_abs_error"] <= 0.20
+    assert values["ranking_accuracy"] >= 0.83
+    assert values["ranking_pairs"] >= 165
     assert 0.88 <= values["band_coverage"] <= 0.97
 
 
