@@ -18,6 +18,17 @@ class ConfigFields:
     config: Mapping[str, Any]
     where: str
 
+    @staticmethod
+    def of_language_model(config: Mapping[str, Any], where: str) -> ConfigFields:
+        """The fields of the language model: those under `text_config` where the file describes more than one."""
+        text = config.get("text_config")
+        if not isinstance(text, Mapping):
+            return ConfigFields(config, where)
+        outer = {
+            key: config[key] for key in ("model_type", "quantization_config", "torch_dtype", "dtype") if key in config
+        }
+        return ConfigFields(outer | dict(text), where)
+
     @property
     def model_type(self) -> str:
         """The family, `model_type`."""
@@ -37,6 +48,11 @@ class ConfigFields:
     def moe_intermediate(self) -> int:
         """Inner size of one routed expert."""
         return self.first("moe_intermediate_size", "intermediate_size")
+
+    @property
+    def dense_intermediate(self) -> int:
+        """Inner size of the MLP of a layer without experts; Llama-4 names it apart from the experts'."""
+        return self.integer("intermediate_size_mlp", self.integer("intermediate_size", 0))
 
     @property
     def has_latent_attention(self) -> bool:
@@ -97,6 +113,7 @@ class Storage:
     value_bytes: int
     expert_dtype: str
     quantisation: str = ""
+    dense_dtype: str = "bfloat16"
     block: tuple[int, int] = (128, 128)
 
     @staticmethod
@@ -112,13 +129,12 @@ class Storage:
         quantisation = fields.config.get("quantization_config") or {}
         method = str(quantisation.get("quant_method", "")) if isinstance(quantisation, dict) else "unknown"
         if method == "":
-            return Storage(_DTYPE_BYTES[dtype], dtype)
+            return Storage(_DTYPE_BYTES[dtype], dtype, dense_dtype=dtype)
         if method == "mxfp4":
-            return Storage(_DTYPE_BYTES[dtype], "mxfp4", method)
+            return Storage(_DTYPE_BYTES[dtype], "mxfp4", method, dtype)
         if method == "fp8" and quantisation.get("weight_block_size"):
-            return Storage(
-                _DTYPE_BYTES[dtype], "float8", method, _block_size(fields, quantisation["weight_block_size"])
-            )
+            block = _block_size(fields, quantisation["weight_block_size"])
+            return Storage(_DTYPE_BYTES[dtype], "float8", method, "float8", block)
         raise ModelError(
             f"{fields.where}: quantization_config.quant_method '{method}' has no byte arithmetic here (known: mxfp4, "
             "fp8 with weight_block_size); take the field out for 16-bit sizes"

@@ -247,6 +247,8 @@ def _layer_config(config: Any, layer: int) -> Any:
 def _kv_width(config: Any, layer: int) -> int:
     """Numbers that a decoder layer keeps per token for attention."""
     own = _layer_config(config, layer)
+    if getattr(own, "kv_lora_rank", None):  # latent attention: transformers caches keys and values of all heads
+        return int(own.num_attention_heads * (own.qk_nope_head_dim + own.qk_rope_head_dim + own.v_head_dim))
     head_dim = getattr(own, "head_dim", None) or own.hidden_size // max(1, own.num_attention_heads)
     return 2 * (getattr(own, "num_key_value_heads", 0) or 0) * int(head_dim)
 
