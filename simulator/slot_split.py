@@ -8,25 +8,16 @@ slots' bytes stay within the budget. HiGHS solves it, CBC where HiGHS is absent.
 from __future__ import annotations
 
 import math
-import os
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.policies.errors import unknown_name
+from simulator.solvers import Solved, chosen, quiet_pulp, solve
 from trace_capture.errors import ConfigError
 from trace_capture.model_shape import ModelShape
-
-NUM_THREADS = 1
-"""HiGHS: one count per process; it returns "not solved" when a later solve asks for another."""
 
 
 @dataclass(frozen=True)
@@ -92,23 +83,21 @@ def split_slots(
             f"{shape.name}; give at least {need_bytes:,} bytes"
         )
     choices = [_choices(hits[layer], copy_ns[layer], layer, shape) for layer in range(shape.num_moe_layers)]
-    began_s = time.perf_counter()
-    chosen, name = _solve(choices, budget_bytes, min(copy_ns) / 2e6, time_limit_s, solver)
-    seconds = time.perf_counter() - began_s
-    is_proven = name in SOLVERS and seconds < time_limit_s
-    if not is_proven:
+    split, solved = _solve(choices, budget_bytes, min(copy_ns) / 2e6, time_limit_s, solver)
+    name = solved.solver
+    if not solved.is_proven:
         greedy = _greedy(choices, budget_bytes)
-        if not chosen or _saved_ms(greedy) > _saved_ms(chosen):
-            chosen, name = greedy, "greedy"
-    if sum(choice.num_bytes for choice in chosen) > budget_bytes:
+        if not split or _saved_ms(greedy) > _saved_ms(split):
+            split, name = greedy, "greedy"
+    if sum(choice.num_bytes for choice in split) > budget_bytes:
         raise RuntimeError(f"{name} gave a split beyond the budget of {budget_bytes} bytes")
     return SlotSplit(
-        slots=tuple(choice.slots for choice in chosen),
-        saved_ms=_saved_ms(chosen),
+        slots=tuple(choice.slots for choice in split),
+        saved_ms=_saved_ms(split),
         bound_ms=relaxed_bound_ms(choices, budget_bytes),
         solver=name,
-        is_proven=is_proven,
-        seconds=seconds,
+        is_proven=solved.is_proven,
+        seconds=solved.seconds,
     )
 
 
@@ -145,8 +134,8 @@ def _hull_steps(choices: Sequence[Sequence[Choice]]) -> list[tuple[float, int, C
     return sorted(steps, key=lambda step: -step[0])
 
 
-def _saved_ms(chosen: Sequence[Choice]) -> float:
-    return math.fsum(choice.saved_ms for choice in chosen)
+def _saved_ms(split: Sequence[Choice]) -> float:
+    return math.fsum(choice.saved_ms for choice in split)
 
 
 def _choices(hits: npt.NDArray[np.int64], copy_ns: int, layer: int, shape: ModelShape) -> list[Choice]:
@@ -177,29 +166,15 @@ def _is_below(middle: Choice, left: Choice, right: Choice) -> bool:
 
 def _solve(
     choices: Sequence[Sequence[Choice]], budget_bytes: int, gap_ms: float, time_limit_s: float, solver: str | None
-) -> tuple[list[Choice], str]:
-    """The choice of each layer, and the solver that made it; empty when the time limit left none.
-
-    The solvers' statuses are not believed: both say `Optimal` of whatever they hold when their time is over.
-    """
-    import pulp
-
-    if solver is not None and solver not in SOLVERS:
-        raise unknown_name("solver", solver, SOLVERS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PuLP 3 announces PuLP 4 at every call
-        engines = {name: make(pulp, gap_ms, time_limit_s) for name, make in SOLVERS.items() if solver in (None, name)}
-        engines = {name: engine for name, engine in engines.items() if engine.available()}
-        if not engines:
-            raise ConfigError("there is no solver for the slot split; install one with 'pip install highspy'")
+) -> tuple[list[Choice], Solved]:
+    """The choice of each layer, and how it was found; empty when the time limit left none."""
+    with quiet_pulp() as pulp:
         problem, picked = _model(pulp, choices, budget_bytes)
-        for name, engine in engines.items():
-            with suppress(pulp.PulpSolverError):
-                problem.solve(engine)
-            values = [[variable.value() or 0.0 for variable in row] for row in picked]
-            if all(abs(sum(row) - 1) < 1e-6 and max(row) > 0.99 for row in values):
-                return [options[row.index(max(row))] for options, row in zip(choices, values, strict=True)], name
-    return [], ""
+        solved = solve(problem, lambda: all(chosen(row) is not None for row in picked), gap_ms, time_limit_s, solver)
+        places = [chosen(row) for row in picked]
+    if not solved.solver:
+        return [], solved
+    return [options[place or 0] for options, place in zip(choices, places, strict=True)], solved
 
 
 def _model(pulp: Any, choices: Sequence[Sequence[Choice]], budget_bytes: int) -> tuple[Any, list[list[Any]]]:
@@ -216,36 +191,3 @@ def _model(pulp: Any, choices: Sequence[Sequence[Choice]], budget_bytes: int) ->
     for row in picked:
         problem += pulp.lpSum(row) == 1
     return problem, picked
-
-
-def _highs(pulp: Any, gap_ms: float, time_limit_s: float) -> Any:
-    """HiGHS with an absolute gap alone: its own relative gap of 1e-4 is switched off."""
-    with _silent_stdout(), suppress(ImportError):
-        import highspy
-
-        highspy.Highs()  # type: ignore[no-untyped-call]
-    return pulp.HiGHS(msg=False, gapAbs=gap_ms, gapRel=0.0, threads=NUM_THREADS, timeLimit=time_limit_s)
-
-
-@contextmanager
-def _silent_stdout() -> Iterator[None]:
-    """Drop what native code prints: HiGHS prints a banner when it is first made, whatever it is told, and would
-    spoil the JSON on standard output."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    try:
-        with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-
-
-def _cbc(pulp: Any, gap_ms: float, time_limit_s: float) -> Any:
-    """CBC without `-threads`: even `-threads 1` starts a worker, and when its wake-up is lost the main thread sleeps
-    for ten seconds, whatever the time limit, before it gives a solved problem back as stopped."""
-    return pulp.PULP_CBC_CMD(msg=False, gapAbs=gap_ms, timeLimit=time_limit_s)
-
-
-SOLVERS: dict[str, Callable[[Any, float, float], Any]] = {"HiGHS": _highs, "CBC": _cbc}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import slot_split
+from simulator import solvers
 from simulator.slot_split import split_slots
 from tests.simulator.builders import make_shape
 from trace_capture.errors import ConfigError
@@ -112,10 +112,10 @@ def test_falls_back_to_cbc_where_highs_is_absent(monkeypatch: Any) -> None:
         def available(self) -> bool:
             return False
 
-    monkeypatch.setitem(slot_split.SOLVERS, "HiGHS", lambda *_: Absent())
+    monkeypatch.setitem(solvers.SOLVERS, "HiGHS", lambda *_: Absent())
     hits, copy_ns, shape, budget = random_case(3)
     assert split_slots(hits, copy_ns, shape, budget).solver == "CBC"
-    monkeypatch.setitem(slot_split.SOLVERS, "CBC", lambda *_: Absent())
+    monkeypatch.setitem(solvers.SOLVERS, "CBC", lambda *_: Absent())
     with pytest.raises(ConfigError, match="pip install highspy"):
         split_slots(hits, copy_ns, shape, budget)
 
@@ -148,7 +148,7 @@ def test_unknown_solver_names_the_known_ones() -> None:
 def test_highs_is_asked_for_an_absolute_gap_alone_and_one_thread() -> None:
     import pulp
 
-    engine = slot_split.SOLVERS["HiGHS"](pulp, 0.25, 3.0)
+    engine = solvers.SOLVERS["HiGHS"](pulp, 0.25, 3.0)
     assert (engine.gapAbs, engine.gapRel, engine.threads, engine.timeLimit) == (0.25, 0.0, 1, 3.0)
 
 
