@@ -112,11 +112,12 @@ def _say_published(result: PublishedValidation) -> None:
             table.add_row(name.replace("_", " "), str(entry["rows"]), *(f"{100 * share:.0f} %" for share in shares))
     say("Decode rates predicted from data sheets, against published measurements by others (errors of |ln ratio|).")
     console().print(table)
-    unseen = values["leave_group_out"]
+    unseen, covered = values["leave_group_out"], values["leave_group_out"]["band_coverage"]
     if unseen["rows"]:
         say(
             f"without the row's own source: median {100 * unseen['median_abs_error']:.0f} %, "
             f"90th percentile {100 * unseen['p90_abs_error']:.0f} %"
+            + (f", inside a band made without it {100 * covered:.0f} %" if covered is not None else "")
         )
     if values["ranking_pairs"]:
         say(f"order of strong pairs right: {100 * values['ranking_accuracy']:.0f} % of {values['ranking_pairs']}")

@@ -20,7 +20,7 @@ from simulator.validation.published_score import (
     published_record,
     rank,
 )
-from simulator.validation.record import ValidationRecord
+from simulator.validation.record import ValidationRecord, make_record
 from trace_capture.samples import sample_folder
 from trace_capture.versions import software_versions
 
@@ -81,6 +81,8 @@ class PublishedValidation:
     skipped: tuple[tuple[PublishedRow, str], ...]
     ranking: Ranking | None
     efficiencies: Efficiencies
+    unseen_coverage: float | None
+    """Share of the rows that count whose measured rate lies in a band made without their source group."""
 
     def as_json(self) -> dict[str, Any]:
         """Everything for the command line. Errors are of |ln(predicted / measured)| as exp(.) - 1."""
@@ -97,20 +99,41 @@ class PublishedValidation:
                 Counter(row.prediction.ranking_only for row in self.rows if row.prediction.ranking_only)
             ),
             **{name: value for name, value in overall.items() if name != "rows"},
-            "leave_group_out": _as_dict(errors_of(unseen)),
+            "leave_group_out": _as_dict(errors_of(unseen)) | {"band_coverage": self.unseen_coverage},
             "overall": overall,
             "all_predicted": _summary(self.rows),
             "ranking_accuracy": None if ranking is None else ranking.accuracy,
             "ranking_pairs": 0 if ranking is None else ranking.total,
             "ranking_pairs_left_out": 0 if ranking is None else ranking.left_out,
             "ranking_wrong": [] if ranking is None else [[pair.faster, pair.slower] for pair in ranking.wrong],
-            "by_strategy": {
-                strategy: _summary([row for row in counted if row.prediction.row.strategy == strategy])
-                for strategy in sorted({row.prediction.row.strategy for row in counted})
-            },
+            "by_strategy": self._by_strategy(counted),
+            "aims": {"median_abs_error": MEDIAN_AIM, "ranking_accuracy": RANKING_AIM, "met": self.aims_met},
             "efficiencies": self.efficiencies.table(),
             "rows": [row.as_json() for row in self.rows],
         }
+
+    @property
+    def aims_met(self) -> bool:
+        """Whether the median error of the rows that count, and the ranking where there are pairs, are as aimed for."""
+        found = errors_of([math.log(row.predicted_per_s / row.measured_per_s) for row in self.rows if row.counts])
+        accuracy = self.ranking.accuracy if self.ranking is not None else None
+        return (
+            found is not None and found.median_abs_error <= MEDIAN_AIM and (accuracy is None or accuracy >= RANKING_AIM)
+        )
+
+    def _by_strategy(self, counted: Sequence[ScoredRow]) -> dict[str, Any]:
+        """Errors of the rows that count; pairs by the strategy of their faster row."""
+        strategies = {row.prediction.row.id: row.prediction.row.strategy for row in self.rows}
+        result: dict[str, Any] = {}
+        for strategy in sorted(set(strategies.values())):
+            entry = _summary([row for row in counted if row.prediction.row.strategy == strategy])
+            if self.ranking is not None:
+                right = sum(strategies.get(pair.faster) == strategy for pair in self.ranking.right_pairs)
+                wrong = sum(strategies.get(pair.faster) == strategy for pair in self.ranking.wrong)
+                entry |= {"ranking_pairs": right + wrong}
+                entry |= {"ranking_accuracy": right / (right + wrong) if right + wrong else None}
+            result[strategy] = entry
+        return result
 
 
 def record_path() -> Path:
@@ -145,7 +168,7 @@ def validate_published(
     rates = {(row.prediction.row.id, "decode"): row.predicted_per_s for row in rows}
     rates |= {(row.id, "prefill"): rate for row in table if (rate := predict_prefill_per_s(row)) is not None}
     ranking = None if facts is None else rank(facts, rates)
-    return PublishedValidation(rows, tuple(skipped), ranking, efficiencies)
+    return PublishedValidation(rows, tuple(skipped), ranking, efficiencies, _unseen_coverage(rows, record))
 
 
 def fit_published(published: Path, command: str) -> ValidationRecord:
@@ -186,6 +209,21 @@ def _scored(entry: Prediction, efficiencies: Efficiencies, record: ValidationRec
         low_per_s=predicted / band.high_ratio,
         high_per_s=predicted / band.low_ratio,
     )
+
+
+def _unseen_coverage(rows: Sequence[ScoredRow], record: ValidationRecord) -> float | None:
+    inside, total = 0, 0
+    for group in sorted({row.prediction.row.source_group for row in rows if row.counts}):
+        others = [pair for pair in record.pairs if pair.details["source_group"] != group]
+        if not others:
+            continue
+        unseen = make_record("published", others, record.command)
+        for row in rows:
+            if row.counts and row.prediction.row.source_group == group:
+                band = unseen.band(row.prediction.row.strategy)
+                total += 1
+                inside += band.contains(1 / row.unseen_per_s, 1 / row.measured_per_s)
+    return inside / total if total else None
 
 
 def _summary(rows: Sequence[ScoredRow]) -> dict[str, Any]:

@@ -47,6 +47,12 @@ class Case:
         return self.shape.num_moe_layers
 
     @property
+    def offloaded_layers(self) -> float | None:
+        """Layers whose experts are not on the card for good, as the row says; never more than there are."""
+        stated = self.row.offloaded_layers
+        return None if stated is None else min(stated, float(self.layers))
+
+    @property
     def context(self) -> int:
         """Tokens in the cache, a short chat's where the row does not say."""
         return self.row.context_tokens or DEFAULT_CONTEXT
@@ -68,7 +74,7 @@ def find_case(row: PublishedRow) -> Case | str:
     if machine is None:
         return f"no data sheet of card '{row.gpu}'" if row.gpu else "card not named"
     precision = precision_of(row, counts, gguf=traits.reads_gguf, native=traits.family in ("transformers", "vllm"))
-    shape = sized_shape(counts, precision, _forced_top_k(row))
+    shape = sized_shape(counts, precision, _forced_top_k(row, counts))
     case = Case(row, traits, machine, shape, counts, CostModel(machine.profile, shape), precision.given)
     case.assumed.extend(machine.assumed)
     if not precision.given:
@@ -108,7 +114,7 @@ def hit_rate(case: Case) -> float:
     if row.hit_rate is not None:
         return row.hit_rate
     held = held_ratio(case)
-    if case.traits.family == "ktransformers" and "dynamic" not in row.text:
+    if case.traits.family == "ktransformers" and not re.search("dynamic (placement|update|expert)", row.text):
         return expected_hit_rate(held, STATIC_ODDS if "frequency" in row.text else 1.0)
     return expected_hit_rate(held)
 
@@ -119,9 +125,12 @@ def held_ratio(case: Case) -> float:
     if row.strategy == "on_demand" or (row.strategy == "prefetch" and slots is None and not case.traits.caches):
         return 0.0
     if slots is not None:
-        if row.cache_slots_unit.startswith("cells"):
+        unit = row.cache_slots_unit.lower()
+        if unit.startswith(("gib", "gb")):
+            return min(1.0, slots * 2**30 / shape.total_expert_bytes)
+        if unit.startswith("cells"):
             slots /= COPIES_PER_EXPERT
-        elif row.cache_slots_unit == "total":
+        elif unit.startswith("total") or slots > shape.num_experts:
             slots /= case.layers
         return min(1.0, slots / shape.num_experts)
     ratio = stated_ratio(row)
@@ -137,6 +146,6 @@ def stated_ratio(row: PublishedRow) -> float | None:
     return None if percent is None else percent / 100
 
 
-def _forced_top_k(row: PublishedRow) -> int | None:
+def _forced_top_k(row: PublishedRow, counts: ModelCounts) -> int | None:
     forced = first_number(r"(\d+) experts per token|top_k forced to (\d+)|expert_used_count=int:(\d+)", row.setting)
-    return None if forced is None else int(forced)
+    return None if not forced else min(int(forced), counts.experts)

@@ -68,7 +68,11 @@ def counts_by_name() -> dict[str, ModelCounts]:
     """All models with counts, by the lower-case part of their name after the owner."""
     path = sample_folder() / "validation" / "models.toml"
     entries = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()["model"]
-    return {_key(entry["name"]): ModelCounts(**entry) for entry in entries}
+    known: dict[str, ModelCounts] = {}
+    for entry in entries:
+        others = entry.pop("also", [])
+        known |= {_key(name): ModelCounts(**entry) for name in (entry["name"], *others)}
+    return known
 
 
 def find_counts(name: str) -> ModelCounts | None:

@@ -60,11 +60,11 @@ class Prediction:
 
 def predict_row(row: PublishedRow) -> Prediction | str:
     """The prediction, or the reason why there is none."""
-    if row.decode_per_s is None or row.decode_per_s <= 0:
-        return NO_DECODE
     reason = out_of_scope(row)
     if reason is not None:
         return reason
+    if not row.decode_per_s:
+        return NO_DECODE
     case = find_case(row)
     if isinstance(case, str):
         return case
@@ -147,7 +147,7 @@ def _layer_split(case: Case) -> dict[str, float]:
     row = case.row
     if is_whole_layer_split(row):
         return _whole_layers(case)
-    layers = row.offloaded_layers
+    layers = case.offloaded_layers
     if layers is None and row.strategy == "cpu_experts":
         layers = case.layers
     ratio = stated_ratio(row)
@@ -182,7 +182,7 @@ def _cpu_only(case: Case) -> dict[str, float]:
 def _cached(case: Case) -> dict[str, float]:
     """Experts cached on the card, prefetched, fetched on demand, or divided between card and CPU."""
     row, shape, launch = case.row, case.shape, case.machine.profile.device.launch_ns.value
-    layers = float(case.layers) if row.offloaded_layers is None else row.offloaded_layers
+    layers = float(case.layers) if case.offloaded_layers is None else case.offloaded_layers
     if row.strategy == "on_demand" and case.traits.streaming != "active experts":
         return _streamed(case)
     hit = hit_rate(case)
@@ -196,7 +196,7 @@ def _cached(case: Case) -> dict[str, float]:
             "experts": _device_experts(case, on_card - misses / 2) + case.layers * launch,
             "copy and cpu": shared,
         }
-    if case.traits.misses_on_cpu:
+    if case.traits.misses_on_cpu and row.strategy not in ("on_demand", "prefetch"):
         on_cpu = _cpu_experts(case, layers, shape.top_k * (1 - hit))
         on_device = _device_experts(case, on_card - misses) + case.layers * launch
         if case.traits.runs_both_at_once:
@@ -244,7 +244,9 @@ def _verified(case: Case, plain: dict[str, float]) -> dict[str, float]:
     drafts = int(
         first_number(r"n_max (\d+)|\bn (\d+)|mtp (\d+) draft|length (\d+)|draft-max (\d+)", text) or DEFAULT_DRAFTS
     )
-    accepted_ratio = first_number(r"acceptance (?:about )?(0?\.\d+)", text)
+    accepted_ratio = first_number(r"acceptance (?:rate )?(?:about )?(0?\.\d+)", text)
+    percent = first_number(r"acceptance (?:rate )?(?:about )?(\d+(?:\.\d+)?) ?%", text)
+    accepted_ratio = percent / 100 if percent is not None else accepted_ratio
     accepted = sum(DEFAULT_ACCEPTANCE**n for n in range(1, drafts + 1))
     yielded = 1 + (accepted if accepted_ratio is None else drafts * accepted_ratio)
     fixed = ("dense", "launch", "head")

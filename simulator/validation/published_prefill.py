@@ -67,16 +67,16 @@ def _away_layers(case: Case) -> float:
     if row.strategy == "all_resident":
         return 0.0
     if row.strategy in ("cpu_only", "cpu_experts", "on_demand"):
-        return layers if row.offloaded_layers is None else row.offloaded_layers
+        return layers if case.offloaded_layers is None else case.offloaded_layers
     if row.strategy in ("layer_split", "speculative") and row.cache_slots is None:
         if is_whole_layer_split(row):
             return layers * (1 - whole_layer_share(case))
-        if row.offloaded_layers is not None:
-            return row.offloaded_layers
+        if case.offloaded_layers is not None:
+            return case.offloaded_layers
         ratio = stated_ratio(row)
         held = ratio if ratio is not None else memory_for_experts(case) / case.shape.total_expert_bytes
         return layers * max(0.0, 1 - held)
-    return (layers if row.offloaded_layers is None else row.offloaded_layers) * (1 - held_ratio(case))
+    return (layers if case.offloaded_layers is None else case.offloaded_layers) * (1 - held_ratio(case))
 
 
 def _touched(case: Case, tokens: int) -> int:
@@ -111,7 +111,7 @@ def _device_ns(case: Case, away: float, tokens: int) -> float:
 def _spill_ns(case: Case, away: float, tokens: int) -> float:
     """What a stated placement and a micro-batch need beyond the card's memory is read over the link in every pass."""
     shape = case.shape
-    if case.row.offloaded_layers is None and case.row.cache_slots is None:
+    if case.offloaded_layers is None and case.row.cache_slots is None:
         return 0.0
     experts = (case.layers - away) * shape.num_experts * shape.expert_bytes[0]
     needed = experts + _RESERVED_PER_TOKEN * tokens * math.sqrt(shape.hidden_size or 2048) / 45

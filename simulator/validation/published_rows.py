@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class PublishedRow:
     note: str = ""
     setting: str = ""
     source_group: str = ""
+    fault: str = ""
+    """What is wrong with a cell, if anything: such a row is not predicted."""
 
     @property
     def text(self) -> str:
@@ -68,9 +71,9 @@ def read_rows(path: Path) -> list[PublishedRow]:
     """The rows of a table of published measurements, in its order.
 
     Raises:
-        TraceError: missing, without a column that is needed, an unknown strategy, or a number that is none.
+        TraceError: missing, or without a column that is needed.
     """
-    return [_row(cells, f"{path}, row '{cells.get('id')}'") for cells in _read(path, NEEDED)]
+    return [_row(cells) for cells in _read(path, NEEDED)]
 
 
 def read_pairs(path: Path) -> list[OrderedPair]:
@@ -100,39 +103,48 @@ def _read(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
     return rows
 
 
-def _row(cells: dict[str, str], where: str) -> PublishedRow:
+def _row(cells: dict[str, str]) -> PublishedRow:
+    faults: list[str] = []
     strategy = cells["strategy"]
     if strategy not in get_args(Family) or strategy == "any":
-        raise TraceError(f"{where}: unknown strategy '{strategy}'; known are {', '.join(get_args(Family)[:-1])}")
+        faults.append(f"unknown strategy '{strategy}'")
+        strategy = "any"
 
     def number(name: str) -> float | None:
         text = cells.get(name, "").strip()
         try:
-            return float(text) if text else None
-        except ValueError as error:
-            raise TraceError(f"{where}: {name} is '{text}', wanted a number or an empty cell") from error
+            value = float(text) if text else None
+        except ValueError:
+            value = math.nan
+        if value is not None and not 0 <= value < math.inf:
+            faults.append(f"{name} is '{text}', wanted a number or an empty cell")
+            return None
+        return value
 
-    context = number("context_tokens")
-    count = number("gpu_count")
+    context, count, hit_rate = number("context_tokens"), number("gpu_count"), number("hit_rate")
+    if count is None:
+        count = first_number(r"(\d)x ", cells.get("gpu", "").lower()) or 1
+    if hit_rate is not None and hit_rate > 1:
+        hit_rate /= 100
     return PublishedRow(
         id=cells["id"],
         engine=cells["engine"],
         model=cells["model"],
         strategy=strategy,  # type: ignore[arg-type]  # checked above
         quantisation=cells.get("quant", ""),
-        expert_bytes=number("expert_bytes"),
+        expert_bytes=number("expert_bytes") or None,
         gpu=cells.get("gpu", ""),
-        gpu_count=1 if count is None else int(count),
-        device_memory_gb=number("vram_gb"),
+        gpu_count=int(count),
+        device_memory_gb=number("vram_gb") or None,
         pcie=cells.get("pcie", ""),
-        h2d_gb_per_s=number("h2d_gbs"),
+        h2d_gb_per_s=number("h2d_gbs") or None,
         cpu=cells.get("cpu", ""),
-        ram_gb_per_s=number("ram_gbs"),
+        ram_gb_per_s=number("ram_gbs") or None,
         ram_kind=cells.get("ram_gbs_kind", ""),
         offloaded_layers=number("offloaded_layers"),
         cache_slots=number("cache_slots"),
         cache_slots_unit=cells.get("cache_slots_unit", ""),
-        hit_rate=number("hit_rate"),
+        hit_rate=hit_rate,
         context_tokens=None if context is None else int(context),
         speculative=cells.get("speculative", ""),
         decode_per_s=number("decode_tok_s"),
@@ -141,6 +153,7 @@ def _row(cells: dict[str, str], where: str) -> PublishedRow:
         note=cells.get("note", ""),
         setting=cells.get("setting", ""),
         source_group=cells.get("source_group", "") or cells.get("source", ""),
+        fault="; ".join(faults),
     )
 
 

@@ -22,6 +22,8 @@ NO_DECODE = "no decode rate (prefill is ranked only)"
 
 def out_of_scope(row: PublishedRow) -> str | None:
     """Why a row is out of scope before anything is looked up; None where it is not."""
+    if row.fault:
+        return row.fault
     if not row.model:
         return "model not named"
     return next((reason for words, reason in _SKIPPED if any(word in row.text for word in words)), None)

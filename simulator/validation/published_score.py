@@ -132,11 +132,20 @@ def published_record(predictions: Sequence[Prediction], command: str, versions: 
 class Ranking:
     """Strong pairs that were predicted in the right order."""
 
-    right: int
-    total: int
+    right_pairs: tuple[OrderedPair, ...]
     wrong: tuple[OrderedPair, ...]
     left_out: int
     """Strong pairs of which a row has no prediction."""
+
+    @property
+    def right(self) -> int:
+        """Pairs in the right order."""
+        return len(self.right_pairs)
+
+    @property
+    def total(self) -> int:
+        """Pairs with both rates."""
+        return self.right + len(self.wrong)
 
     @property
     def accuracy(self) -> float | None:
@@ -151,7 +160,9 @@ def rank(pairs: Iterable[OrderedPair], rates: dict[tuple[str, str], float]) -> R
         pairs: facts.
         rates: predicted tokens per second by row and metric; equal rates rank wrong.
     """
-    right, wrong, left_out = 0, [], 0
+    right: list[OrderedPair] = []
+    wrong: list[OrderedPair] = []
+    left_out = 0
     for pair in pairs:
         if not pair.strong:
             continue
@@ -159,10 +170,10 @@ def rank(pairs: Iterable[OrderedPair], rates: dict[tuple[str, str], float]) -> R
         if any(key not in rates for key in keys):
             left_out += 1
         elif rates[keys[0]] > rates[keys[1]]:
-            right += 1
+            right.append(pair)
         else:
             wrong.append(pair)
-    return Ranking(right, right + len(wrong), tuple(wrong), left_out)
+    return Ranking(tuple(right), tuple(wrong), left_out)
 
 
 def _group_medians(ratios: Iterable[Ratio]) -> list[float]:
