@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from simulator.costs.device import DeviceCosts
 from simulator.costs.drafting import drafting_ns
 from simulator.costs.host import ALONE, Contention, HostCosts
-from simulator.costs.rates import positive, value_or
+from simulator.costs.link import LinkCosts
+from simulator.costs.rates import value_or
 from trace_capture.hardware import HardwareProfile, MeasuredCosts
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import DraftSettings
@@ -87,66 +89,52 @@ class MeasuredCompute:
 
 
 class RooflineCompute:
-    """Compute times from a data sheet: the larger of bytes over memory rate and operations over throughput, plus
-    a launch. Two operations per weight and token; bookkeeping and prediction are charged as launches."""
+    """Compute times from the numbers of a profile: `simulator.costs.device` and `simulator.costs.host`."""
 
     def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
-        device = profile.device
-        read_ratio = value_or(device.read_ratio, 1.0)
-        self._bytes_per_s = read_ratio * positive(device.memory_bytes_per_s, "device.memory_bytes_per_s", profile)
-        self._flops_per_s = positive(device.flops_per_s, "device.flops_per_s", profile)
+        self.device = DeviceCosts(profile, shape)
         self._profile = profile
-        self._launch_ns = device.launch_ns.value
         self._shape = shape
-        self._weight_bytes = weight_bytes(shape.weight_dtype)
+        host = profile.host
+        self._decide_ns = value_or(host.decide_ns if host else None, self.device.launch_ns)
+        self._decide_per_load_ns = value_or(host.decide_per_load_ns if host else None, 0.0)
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """See `ComputeCosts`."""
-        cache_bytes = self._shape.kv_bytes_per_token / self._shape.num_layers * context
-        return self._roofline(self._shape.dense_bytes[layer], tokens, cache_bytes)
+        return self.device.dense_ns(layer, tokens, context)
 
     def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """See `ComputeCosts`."""
-        rows_per_expert = tokens * self._shape.top_k / active
-        return self._roofline(experts * self._shape.expert_bytes[layer], rows_per_expert, 0.0)
+        return self.device.experts_ns(layer, experts, tokens * self._shape.top_k / active)
 
     def cpu_experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """See `ComputeCosts`."""
         if not experts:
             return 0
         rows_per_expert = tokens * self._shape.top_k / active
-        return self._host.experts_ns(experts, self._shape.expert_bytes[layer], rows_per_expert, self._weight_bytes)
+        expert_bytes = self._shape.expert_bytes[layer]
+        return self.host.experts_ns(experts, expert_bytes, rows_per_expert, self._shape.bytes_per_weight)
 
     @cached_property
-    def _host(self) -> HostCosts:
+    def host(self) -> HostCosts:
+        """The host's part.
+
+        Raises:
+            ProfileError: the profile knows no host.
+        """
         return HostCosts(self._profile)
 
     def overhead_ns(self, tokens: int) -> int:
-        """See `ComputeCosts`."""
-        return self._roofline(self._shape.head_bytes, 1, 0.0)
+        """See `ComputeCosts`. The head runs for the last token alone."""
+        return self.device.head_ns(1)
 
     def decide_ns(self, loads: int) -> int:
-        """See `ComputeCosts`."""
-        return round(self._launch_ns)
+        """See `ComputeCosts`. As much as a launch where the host does not say."""
+        return round(self._decide_ns + loads * self._decide_per_load_ns)
 
     def predict_ns(self, layer: int) -> int:
-        """See `ComputeCosts`."""
-        return round(self._launch_ns)
-
-    def _roofline(self, weight_bytes: float, rows: float, other_bytes: float) -> int:
-        flops = 2.0 * rows * weight_bytes / self._weight_bytes
-        seconds = max((weight_bytes + other_bytes) / self._bytes_per_s, flops / self._flops_per_s)
-        return round(seconds * 1e9 + self._launch_ns)
-
-
-WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
-"""Bytes per weight by dtype; quantised formats not listed are taken as two bytes for operation counts."""
-
-
-def weight_bytes(dtype: str) -> float:
-    """Bytes per weight of a dtype by name, or written as bits per weight, such as `4.84 bits`."""
-    number, _, unit = dtype.partition(" ")
-    return float(number) / 8 if unit == "bits" else WEIGHT_BYTES.get(dtype, 2.0)
+        """See `ComputeCosts`. A router is small: charged as one launch."""
+        return self.device.launch_ns
 
 
 class CostModel:
@@ -159,13 +147,11 @@ class CostModel:
     """
 
     def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
-        link = profile.link
         self._profile = profile
         self._shape = shape
-        self._bytes_per_s = positive(link.h2d_bytes_per_s, "link.h2d_bytes_per_s", profile)
-        self._latency_ns = link.latency_ns.value
-        self.issue_ns = round(link.issue_ns.value)
-        self.wakeup_ns = round(link.wakeup_ns.value)
+        self.link = LinkCosts(profile, shape)
+        self.issue_ns = self.link.issue_ns
+        self.wakeup_ns = round(profile.link.wakeup_ns.value)
         measured = profile.measured
         self.is_measured = measured is not None and measured.model == shape.name
         self.compute: ComputeCosts
@@ -175,8 +161,12 @@ class CostModel:
             self.compute = RooflineCompute(profile, shape)
 
     def copy_ns(self, num_bytes: int) -> int:
-        """One copy over the link, from its start to its landing, memory to itself."""
-        return round(self._latency_ns + num_bytes / self._bytes_per_s * 1e9)
+        """One load over the link, from its start to its landing, memory to itself."""
+        return self.link.copy_ns(num_bytes)
+
+    def load_issue_ns(self, num_bytes: int) -> int:
+        """What submitting a load takes of the host's thread."""
+        return self.link.load_issue_ns(num_bytes)
 
     def drafting_ns(self, draft: DraftSettings | None, drafts: int) -> int:
         """Making `drafts` tokens for one verify pass; see `simulator.costs.drafting`."""
@@ -190,7 +180,7 @@ class CostModel:
         if self._profile.host is None:
             return ALONE
         expert_bytes = self._shape.expert_bytes[layer]
-        return self._host.contention(expert_bytes, weight_bytes(self._shape.weight_dtype), self._bytes_per_s)
+        return self._host.contention(expert_bytes, self._shape.bytes_per_weight, self.link.bytes_per_s)
 
     @cached_property
     def _host(self) -> HostCosts:

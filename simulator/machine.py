@@ -82,7 +82,7 @@ class Machine:
         self._core = core
         self._serial = serial
         self._predict = predictions_of(trace, core.prefetch)
-        self._issue_ns = costs.issue_ns
+        self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
         self._wakeup_ns = costs.wakeup_ns
         self._compute = costs.compute
         self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
@@ -260,9 +260,10 @@ class Machine:
             evicted = [key for load in loads for key in load.evicts]
             self._record_evictions(evicted, self._began_ns, item)
         for load in loads:
-            self._now += self._issue_ns
+            issue_ns = self._issue_ns(load.num_bytes)
+            self._now += issue_ns
+            self._terms["issue"] += issue_ns
             self._link.submit(load, self._now)
-        self._terms["issue"] += self._issue_ns * len(loads)
         if self._serial:
             self._end_host_work(item, layer)
             yield from self._wait(item, layer, [load.key for load in loads])

@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.bounds import tpot_bounds
 from simulator.cost_model import TERMS, CostModel
+from simulator.costs.link import disk_ratio
 from simulator.executed import executed_routing
 from simulator.hot_experts import needs_hot_experts, with_hot_experts
 from simulator.machine import Machine, PassTimes
@@ -193,6 +194,15 @@ def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[st
         notes.append("compute times come from the data sheet of the profile, not from a measurement")
     if hardware.error_band_ratio is None:
         notes.append("no error band: nobody has validated predictions on this profile")
+    share = disk_ratio(hardware, trace.shape)
+    if share > 0:
+        what = f"{100 * share:.0f} % of the experts' bytes do not fit into the host's memory: "
+        disk = hardware.disk
+        notes.append(
+            what + (f"a load waits that often for the {disk.name}" if disk else "taken as if they did; name --disk")
+        )
+    if hardware.link.host_memory == "pageable":
+        notes.append("pageable memory: that the submitting thread is held while the driver stages is not counted")
     if not trace.info.complete:
         notes.append("the trace was recovered from a capture that did not end")
     if trace.info.draft is not None and trace.info.draft.kind == KIND:
@@ -201,4 +211,17 @@ def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[st
         notes.append("drafting takes no time here: the trace does not say how large the draft model is")
     if trace.info.source == "synthetic":
         notes.append("synthetic trace: routing statistics are assumed, not measured")
+    return notes
+
+
+def _memory_notes(trace: Trace, hardware: HardwareProfile) -> list[str]:
+    """What the run assumes of the host's memory."""
+    notes, disk, share = [], hardware.disk, disk_ratio(hardware, trace.shape)
+    if share > 0:
+        meaning = (
+            f"a load waits that often for the {disk.name}" if disk else "taken as if they did; name one with --disk"
+        )
+        notes.append(f"{100 * share:.0f} % of the experts' bytes do not fit into the host's memory: {meaning}")
+    if hardware.link.host_memory == "pageable":
+        notes.append("pageable memory: that the submitting thread is held while the driver stages is not counted")
     return notes

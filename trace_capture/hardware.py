@@ -62,6 +62,10 @@ class HostProfile(BaseModel):
     """Share of `ram_bytes_per_s` that cores and copies get together while both run."""
     core_weights_per_s: Quantity
     """Weights that one core takes through dequantisation and the product with one row, as far as memory feeds it."""
+    core_bytes_per_s: Quantity | None = None
+    """What one core reads from memory in a stream; None: no limit of its own."""
+    read_ratio: Quantity | None = None
+    """Share of `ram_bytes_per_s` that kernels over experts reach; None: all of it."""
     core_flops_per_s: Quantity
     """Operations of one core in products with many rows."""
     half_rate_bytes: Quantity

@@ -72,7 +72,7 @@ WEIGHT_BITS: dict[str, float] = _PLAIN | _BLOCKS | _GGUF
 """Bits per weight by format, scales included."""
 _ALIASES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
 _ALIASES |= {"fp8": "float8", "float8_e4m3fn": "float8", "float8_e5m2": "float8", "awq": "int4", "gptq": "int4"}
-_BITS_BY_NUMBER = re.compile(r"(\d+(?:\.\d+)?)bpw")
+_BITS_BY_NUMBER = re.compile(r"(\d+(?:\.\d+)?) ?(?:bpw|bits)")
 
 
 def find_weight_bits(name: str) -> float | None:
@@ -80,7 +80,7 @@ def find_weight_bits(name: str) -> float | None:
 
     Args:
         name: a key of `WEIGHT_BITS` in any case, a common other name (`bf16`, `fp8`), with or without ik_llama.cpp's
-            `_r4` for repacked rows, or a number such as `4.05bpw`.
+            `_r4` for repacked rows, or a number such as `4.05bpw` or `4.05 bits`.
     """
     key = name.lower().strip().removesuffix("_r4").removesuffix("_r8")
     number = _BITS_BY_NUMBER.fullmatch(key)

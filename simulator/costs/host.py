@@ -22,7 +22,8 @@ ALONE = Contention(1.0, 1.0)
 class HostCosts:
     """The CPU part of a layer's experts.
 
-    The cores read weights at the lower of what memory gives and of what they work through, less for small experts;
+    The cores read weights at the lowest of what memory gives, what they read and what they work through, less for
+    small experts;
     with many rows per expert the operations take longer than the reading. Beside that every expert costs a dispatch
     and every layer a hand-over from the device and back.
 
@@ -34,6 +35,8 @@ class HostCosts:
         host = require_host(profile)
         threads = value_or(host.threads, host.cores.value)
         self._ram_bytes_per_s = positive(host.ram_bytes_per_s, "host.ram_bytes_per_s", profile)
+        stream = value_or(host.core_bytes_per_s, float("inf"))
+        self._peak_bytes_per_s = min(self._ram_bytes_per_s * value_or(host.read_ratio, 1.0), threads * stream)
         self._weights_per_s = threads * positive(host.core_weights_per_s, "host.core_weights_per_s", profile)
         self._flops_per_s = threads * positive(host.core_flops_per_s, "host.core_flops_per_s", profile)
         self._shared_bytes_per_s = self._ram_bytes_per_s * positive(
@@ -42,12 +45,14 @@ class HostCosts:
         self._half_rate_bytes = host.half_rate_bytes.value
         self._expert_dispatch_ns = host.expert_dispatch_ns.value
         self._layer_dispatch_ns = host.layer_dispatch_ns.value
-        if threads <= 0:
-            raise ProfileError(f"hardware profile '{profile.name}' has no cores in host.cores or host.threads")
+        if threads <= 0 or self._peak_bytes_per_s <= 0:
+            raise ProfileError(
+                f"hardware profile '{profile.name}' has no cores in host.cores or host.threads, or no rate for them"
+            )
 
     def bytes_per_s(self, expert_bytes: float, weight_bytes: float) -> float:
         """Rate at which experts of a size are worked through, one row each, at `weight_bytes` bytes per weight."""
-        peak = min(self._ram_bytes_per_s, self._weights_per_s * weight_bytes)
+        peak = min(self._peak_bytes_per_s, self._weights_per_s * weight_bytes)
         return peak * expert_bytes / (expert_bytes + self._half_rate_bytes)
 
     def experts_ns(self, experts: int, expert_bytes: int, rows_per_expert: float, weight_bytes: float) -> int:

@@ -125,7 +125,9 @@ def _host(row: PublishedRow, traits: EngineTraits) -> tuple[HostProfile, int, bo
     codebook = CODEBOOK_RATIO if _is_codebook(row) else 1.0
     numbers = {
         "cores": _guess(cores * share, "derived"),
-        "ram_bytes_per_s": _guess(min(RAM_SHARE * sustained * 1e9, cores * CORE_BYTES_PER_S) * share, "derived"),
+        "ram_bytes_per_s": _guess(sustained * 1e9 * share, "derived"),
+        "read_ratio": _guess(RAM_SHARE, "derived"),
+        "core_bytes_per_s": _guess(CORE_BYTES_PER_S, "derived"),
         "core_weights_per_s": _guess(CORE_WEIGHTS_PER_S * codebook, "derived"),
     }
     host = like.model_copy(update={"name": row.cpu or "host not named"} | numbers)
