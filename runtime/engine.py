@@ -44,6 +44,8 @@ class LayerTimes(NamedTuple):
     """Experts that made room for this layer's loads and prefetches."""
     dropped: tuple[Key, ...]
     """Experts that the cache policy let go when the layer had run."""
+    first_uses: tuple[int, ...]
+    """Experts that were loaded ahead and are used for the first time since."""
 
 
 class Foreseen(NamedTuple):
@@ -168,6 +170,7 @@ class Engine:
         known = [expert for expert in experts if expert < self.shape.num_experts]
         self._route(layer, known)
         core = self.core
+        first_uses = core.first_uses
         decided_ns = predicted_ns = submitted_ns = landed_ns = 0
         output: Tensor | None = None
         waves: WaveSum | None = None
@@ -194,7 +197,7 @@ class Engine:
             self._pool_of_layer[key[0]].release(key)
         evicted, self._evicted = tuple(self._evicted), []
         moments = (entered_ns, decided_ns, predicted_ns, submitted_ns, landed_ns, perf_counter_ns())
-        self.passes[-1].layers.append(LayerTimes(*moments, num_loads, evicted, dropped))
+        self.passes[-1].layers.append(LayerTimes(*moments, num_loads, evicted, dropped, tuple(first_uses)))
         return output
 
     def close(self) -> None:

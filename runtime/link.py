@@ -37,6 +37,7 @@ class CopySpan(NamedTuple):
     key: Key
     num_bytes: int
     reason: str
+    submit_ns: int
     start_ns: int
     end_ns: int
 
@@ -132,7 +133,7 @@ class ThreadedLink:
             del self._outstanding[job.key]
             landed.append(job.key)
             if self.spans is not None:
-                self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.start_ns, job.end_ns))
+                self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.submit_ns, job.start_ns, job.end_ns))
         return landed
 
     def abandon(self) -> None:

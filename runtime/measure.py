@@ -16,8 +16,10 @@ from runtime.offloading import offloaded
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import summarise
+from simulator.spans import FirstUse, mark_uses
+from simulator.stalls import split_recorded_stall
 from trace_capture.hardware import HardwareProfile
-from trace_capture.run import Run, RunInfo, Span
+from trace_capture.run import Run, RunInfo, RunPass, Span
 from trace_capture.trace import Phase
 from trace_capture.versions import software_versions
 
@@ -76,7 +78,8 @@ def measure(
                 progress(offset + 1, len(encoded))
         passes = _pass_times(engine.passes, sequence_of_pass, ends_ns)
         spans = _spans(engine, passes) if record_spans else ()
-        metrics = summarise(passes, engine.core.prefill_counters, engine.core.decode_counters)
+        busy_ns = _explain_stalls(engine.passes, passes, spans)
+        metrics = summarise(passes, engine.core.prefill_counters, engine.core.decode_counters, busy_ns)
         shape_name = engine.shape.name
         store_note = engine.store.note
         is_emulated = type(engine.link).__name__ == "EmulatedLink"
@@ -94,7 +97,8 @@ def measure(
         metrics=metrics,
         notes=[note for note in (_EMULATED if is_emulated else "", store_note) if note],
     )
-    return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts))
+    run_passes = tuple(RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in passes)
+    return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts), run_passes)
 
 
 def generate_offloaded(
@@ -170,6 +174,20 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
     return tuple(sorted(spans + _copies(engine, zero), key=lambda span: (span.start_ns, span.track)))
 
 
+def _explain_stalls(records: Sequence[PassRecord], passes: Sequence[PassTimes], spans: Sequence[Span]) -> int:
+    """Fill in what the stalls of each pass waited for; gives the time of the copies of all decode passes."""
+    loads = [span for span in spans if span.kind == "load"]
+    if not spans:
+        return 0
+    zero = records[0].began_ns
+    for pass_id, (record, times) in enumerate(zip(records, passes, strict=True)):
+        for layer, moments in enumerate(record.layers):
+            stall = moments.submitted_ns - zero, moments.landed_ns - zero
+            split_recorded_stall(times.stall_ns, *stall, loads, layer, pass_id)
+    in_decode = [times.phase != Phase.PREFILL for times in passes]
+    return sum(span.end_ns - span.start_ns for span in loads if in_decode[span.pass_id])
+
+
 def _evictions(engine: Engine, pass_id: int, times: LayerTimes, zero: int) -> list[Span]:
     """Moments at which experts left: where the work that decided it began, or when their layer had run."""
     moments = [(times.entered_ns, key) for key in times.evicted] + [(times.done_ns, key) for key in times.dropped]
@@ -184,9 +202,15 @@ def _copies(engine: Engine, zero: int) -> list[Span]:
     """The link's track."""
     begins = [record.began_ns for record in engine.passes]
     spans = []
-    for copy in engine.link.spans or ():
+    for copy in sorted(engine.link.spans or (), key=lambda copy: copy.start_ns):
         pass_id = max(0, int(np.searchsorted(begins, copy.start_ns, side="right")) - 1)
         layer, expert = copy.key
         span = Span("link", "load", copy.start_ns - zero, copy.end_ns - zero, pass_id, layer, expert, copy.num_bytes)
-        spans.append(span._replace(reason=copy.reason))
-    return spans
+        spans.append(span._replace(reason=copy.reason, submit_ns=copy.submit_ns - zero))
+    uses = [
+        FirstUse(pass_id, (layer, expert))
+        for pass_id, record in enumerate(engine.passes)
+        for layer, times in enumerate(record.layers)
+        for expert in times.first_uses
+    ]
+    return mark_uses(spans, uses)

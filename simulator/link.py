@@ -19,6 +19,7 @@ class Copy(NamedTuple):
     """A copy that has begun, for the timeline."""
 
     load: Load
+    submit_ns: int
     start_ns: int
     end_ns: int
 
@@ -134,7 +135,7 @@ class SimulatedLink:
         self._started_ns = start_ns = max(int(self._env.now), earliest_ns)
         self._land_at(self._slowed_end_ns(start_ns, self._copy_ns(load.num_bytes)))
         if self._record_copies:
-            self.copies.append(Copy(load, start_ns, self.ends_ns))
+            self.copies.append(Copy(load, earliest_ns, start_ns, self.ends_ns))
 
     def _land_at(self, end_ns: int) -> None:
         self.ends_ns = end_ns

@@ -28,6 +28,7 @@ from simulator.policies.cache import Key
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
 from simulator.predictions import predictions_of
+from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_stall
 from trace_capture.run import Span
 from trace_capture.trace import Pass, Phase, Trace
@@ -96,6 +97,7 @@ class Machine:
         self._record_spans = record_spans
         self._split_stalls = split_stalls
         self._host_spans: list[Span] = []
+        self._uses: list[FirstUse] = []
         self._terms: dict[str, int] = {}
         self._stalls: dict[str, int] = {}
         self._experts: Sequence[int] = ()
@@ -122,11 +124,12 @@ class Machine:
 
     def spans(self) -> list[Span]:
         """The timeline: compute, host and link, each in order of start."""
-        spans = list(self._host_spans)
+        loads = []
         for copy, pass_id in zip(self._link.copies, self._pass_of_copies(), strict=True):
             load = copy.load
             times = copy.start_ns, copy.end_ns
-            spans.append(Span("link", "load", *times, pass_id, *load.key, load.num_bytes, load.reason))
+            loads.append(Span("link", "load", *times, pass_id, *load.key, load.num_bytes, load.reason, copy.submit_ns))
+        spans = self._host_spans + mark_uses(loads, self._uses)
         return sorted(spans, key=lambda span: (span.start_ns, span.track))
 
     def _pass_of_copies(self) -> list[int]:
@@ -171,7 +174,6 @@ class Machine:
 
     def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> Process:
         core, link = self._core, self._link
-        self._experts = experts
         if link.ends_ns <= self._now:
             yield self._meet()
         for key in link.drain():
@@ -179,6 +181,7 @@ class Machine:
         for key in core.layer_routed(layer, experts, self._tokens[layer] if self._tokens else ()):
             if link.cancel(key):
                 core.cancelled(key)
+        self._note_routing(item, layer, experts)
         is_first = True
         while (wave := core.next_wave()) is not None:
             if link.ends_ns <= self._now:
@@ -194,6 +197,12 @@ class Machine:
         if self._cpu_end_ns:
             self._join(item, layer)
         self._record_evictions(core.layer_done(), self._now, item)
+
+    def _note_routing(self, item: Pass, layer: int, experts: Sequence[int]) -> None:
+        """Keep what a stall of this layer, and the timeline, will have to be explained by."""
+        self._experts = experts
+        if self._record_spans:
+            self._uses += [FirstUse(item.pass_id, (layer, expert)) for expert in self._core.first_uses]
 
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> Process:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
@@ -286,7 +295,8 @@ class Machine:
                 self._now = landed_ns + self._wakeup_ns
                 self._terms["stall"] += self._now - stalled_ns
                 if self._split_stalls:
-                    split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, layer, self._experts)
+                    awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
+                    split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
                     self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + self._wakeup_ns
                 self._span("device", "stall", stalled_ns, self._now, item, layer)
         if self._link.ends_ns <= self._now:

@@ -23,7 +23,7 @@ from simulator.stalls import STALL_PARTS
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.rewindow import KIND
-from trace_capture.run import Metrics, Run, RunInfo
+from trace_capture.run import Metrics, Run, RunInfo, RunPass
 from trace_capture.trace import Phase, Trace
 from trace_capture.versions import software_versions
 
@@ -93,7 +93,10 @@ def simulate(
         notes=_notes(trace, hardware, costs) + ([_HINDSIGHT] if counted and profile is None else []),
     )
     decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL][warmup_passes:]
-    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()))
+    passes = tuple(
+        RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in machine.passes
+    )
+    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()), passes=passes)
 
 
 def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:

@@ -34,7 +34,11 @@ REASONS = ("", "demand", "prefetch", "utility", "admission", "preload")
 
 
 class Span(NamedTuple):
-    """One piece of work on one track. Times are nanoseconds since the run began; `expert` is -1 for none."""
+    """One piece of work on one track. Times are nanoseconds since the run began; `expert` is -1 for none.
+
+    For loads, `submit_ns` is when the copy was queued and `used_pass` the pass in which an expert that was prefetched
+    was first asked for; -1 where that is not known, or it never was.
+    """
 
     track: str
     kind: str
@@ -45,6 +49,18 @@ class Span(NamedTuple):
     expert: int = -1
     num_bytes: int = 0
     reason: str = ""
+    submit_ns: int = -1
+    used_pass: int = -1
+
+
+class RunPass(NamedTuple):
+    """One forward pass: its phase (`trace_capture.trace.Phase`), the tokens in it, the number of its prompt, and the
+    tokens that it adds to the output."""
+
+    phase: int
+    tokens: int
+    sequence: int
+    output_tokens: int
 
 
 class Metrics(BaseModel):
@@ -132,12 +148,14 @@ class Run:
         token_ns: duration of each decode pass, int64 [decode passes].
         spans: the timeline, possibly empty.
         texts: generated texts of a measured run.
+        passes: the forward passes in order; empty in records of an older program.
     """
 
     info: RunInfo
     token_ns: npt.NDArray[np.int64]
     spans: tuple[Span, ...] = ()
     texts: tuple[str, ...] = ()
+    passes: tuple[RunPass, ...] = ()
 
     @property
     def metrics(self) -> Metrics:
@@ -157,6 +175,7 @@ class Run:
         with atomic_path(folder / f"{name}{SPANS_SUFFIX}") as temporary:
             pq.write_table(spans_table(self.spans), temporary, compression="zstd")
         record = {"info": self.info.model_dump(), "token_ns": self.token_ns.tolist(), "texts": list(self.texts)}
+        record["passes"] = [list(item) for item in self.passes]
         write_text_atomic(summary, json.dumps(record, indent=1) + "\n")
         return summary
 
@@ -180,20 +199,25 @@ class Run:
             info = RunInfo.model_validate(record["info"])
             token_ns = np.asarray(record["token_ns"], dtype=np.int64)
             texts = tuple(record["texts"])
+            passes = tuple(RunPass(*map(int, item)) for item in record.get("passes", ()))
         except OSError as error:
             raise TraceError(f"cannot read run {path}: {error.strerror}; give a {RUN_SUFFIX} file") from error
         except TraceError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{path} is not a run record ({str(error).splitlines()[0]}); run it again") from error
-        return Run(info, token_ns, _read_spans(path) if spans else (), texts)
+        return Run(info, token_ns, _read_spans(path) if spans else (), texts, passes)
+
+
+_LATER_FIELDS = ("submit_ns", "used_pass")
+"""Columns that timelines of an older program lack."""
 
 
 def spans_table(spans: tuple[Span, ...]) -> pa.Table:
     """Spans as an Arrow table, one column per field of `Span`."""
     columns = list(zip(*spans, strict=True)) if spans else [()] * len(Span._fields)
-    kinds = {"start_ns": pa.int64(), "end_ns": pa.int64(), "num_bytes": pa.int64()}
-    kinds |= {name: pa.int32() for name in ("pass_id", "layer", "expert")}
+    kinds = {name: pa.int64() for name in ("start_ns", "end_ns", "num_bytes", "submit_ns")}
+    kinds |= {name: pa.int32() for name in ("pass_id", "layer", "expert", "used_pass")}
     arrays = [
         pa.array(column, type=kinds.get(name, pa.string())) for name, column in zip(Span._fields, columns, strict=True)
     ]
@@ -206,6 +230,8 @@ def _read_spans(summary: Path) -> tuple[Span, ...]:
         return ()
     try:
         table = pq.read_table(path)
-        return tuple(Span(*row) for row in zip(*(table.column(name).to_pylist() for name in Span._fields), strict=True))
+        names = [name for name in Span._fields if name in table.column_names or name not in _LATER_FIELDS]
+        columns = [table.column(name).to_pylist() for name in names]
+        return tuple(Span(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
     except (pa.ArrowInvalid, KeyError, OSError) as error:
         raise TraceError(f"{path} cannot be read ({str(error).splitlines()[0]}); run it again") from error

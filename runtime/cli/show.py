@@ -80,6 +80,46 @@ def compare_command(
     say_next(f"moe-studio dashboard {predicted.parent}")
 
 
+@app.command("timeline")
+def timeline_command(
+    runs: Annotated[list[Path], typer.Argument(help="One or more .run.json with their timelines, shown together.")],
+    out: Annotated[Path, typer.Option("--out", help="Chrome JSON to write; packed when it ends in .gz.")],
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Only output tokens FIRST:STOP, counted from 0 over all prompts.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write timelines for ui.perfetto.dev: passes, layers and work, counters, arrows from prefetches to their use.
+
+    Example: moe-studio timeline demo/4-tuned.predicted.run.json demo/4-tuned.measured.run.json --tokens 10:20
+    --out t.json.gz
+    """
+    from simulator.timeline import write_perfetto
+    from trace_capture.run import Run
+
+    window = _token_window(tokens)
+    loaded = [Run.load(path) for path in runs]
+    counts = write_perfetto(loaded, out, tokens=window)
+    if as_json:
+        say_json({"path": str(out), "runs": [run.info.label for run in loaded], "tokens": window} | counts)
+        return
+    shown = ", ".join(f"{number} {name}" for name, number in counts.items())
+    say(f"wrote {out}: {shown} of {len(loaded)} run{'s' if len(loaded) > 1 else ''}")
+    say_next("open ui.perfetto.dev in a browser and drop the file there; it is read on your machine only")
+
+
+def _token_window(text: str | None) -> tuple[int, int] | None:
+    """`10:20` as two numbers."""
+    from trace_capture.errors import ConfigError
+
+    if text is None:
+        return None
+    first, _, stop = text.partition(":")
+    if not (first.isascii() and first.isdigit() and stop.isascii() and stop.isdigit()):
+        raise ConfigError(f"--tokens '{text}' is not a window; write FIRST:STOP, such as 10:20")
+    return int(first), int(stop)
+
+
 @app.command("doctor")
 def doctor_command(as_json: Json = False) -> None:
     """Check the installation: foreign packages that took our names, versions, devices.

@@ -146,6 +146,11 @@ class OffloadCore:
         return chosen
 
     @property
+    def first_uses(self) -> Sequence[int]:
+        """Experts of the routed layer that were prefetched and are asked for the first time since."""
+        return self.tally.first_uses
+
+    @property
     def needs_token_counts(self) -> bool:
         """Whether `layer_routed` must be told how many tokens ask for each expert."""
         return self.placement.needs_token_counts

@@ -14,6 +14,7 @@ class Tally:
     Attributes:
         prefill, warmup, decode: the counters.
         warmup_passes: so many decode passes at the start are counted in `warmup`.
+        first_uses: experts of the latest look-up that were prefetched and had not been asked for since.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class Tally:
         self.warmup_passes = 0
         self._decode_passes = 0
         self._now = self.decode
+        self.first_uses: Sequence[int] = ()
         self._unused: set[Key] = set()
         """Prefetched keys that nobody has asked for yet."""
 
@@ -46,10 +48,12 @@ class Tally:
         counters.lookups += len(experts)
         counters.late += late
         counters.hits += len(present) - late
+        self.first_uses = ()
         if self._unused:
             used = self._unused.intersection([(layer, expert) for expert in present])
             counters.prefetch_used += len(used)
             self._unused -= used
+            self.first_uses = [expert for _, expert in used]
 
     def ran_on_cpu(self, experts: int) -> None:
         """So many experts of a layer run on the CPU."""

@@ -11,10 +11,12 @@ from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling
 from runtime.self_check import CHECKS, error_band, with_error_band
 from simulator.cost_model import TERMS, CostModel
-from simulator.policies.config import OffloadConfig
+from simulator.policies.config import CacheConfig, OffloadConfig, PrefetchConfig
+from simulator.timeline import perfetto_document
 from trace_capture.errors import ModelError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.hooks import discover, model_shape
+from trace_capture.trace import Phase
 
 TEXT = "the night was dark and the road was long and " * 2
 
@@ -87,3 +89,23 @@ def test_spans_of_a_live_run_never_overlap_on_a_track(loaded: LoadedModel) -> No
     assert sum(span.kind == "evict" for span in run.spans) == run.metrics.evictions
     loads = [span for span in run.spans if span.kind == "load"]
     assert sum(span.num_bytes for span in loads) == run.metrics.bytes_loaded
+
+
+def test_a_live_run_says_what_its_stalls_waited_for_and_which_prefetches_were_used(loaded: LoadedModel) -> None:
+    plain = OffloadConfig.for_fraction(0.4, h2d_bytes_per_s=2e7)
+    cache, prefetch = CacheConfig(policy="none", budget_ratio=0.4), PrefetchConfig(source="previous-token")
+    ahead = plain.model_copy(update={"cache": cache, "prefetch": prefetch})
+    run = measure(loaded, [TEXT[:30]], ahead, 12, sampling=Sampling(ignore_eos=True))
+    parts = run.metrics.stall_parts_ms
+    assert min(parts.values()) >= 0 and parts["demand"] > 0 and parts["late_prefetch"] > 0
+    assert sum(parts.values()) == pytest.approx(run.metrics.tpot_terms_ms["stall"], rel=1e-9)
+    loads = [span for span in run.spans if span.kind == "load"]
+    assert all(0 <= span.submit_ns <= span.start_ns for span in loads)
+    used = [span for span in loads if span.used_pass >= 0]
+    assert len(used) == run.metrics.prefetch_used > 0
+    assert {span.reason for span in used} == {"prefetch"} and all(span.used_pass >= span.pass_id for span in used)
+    in_decode = [span for span in loads if run.passes[span.pass_id].phase != Phase.PREFILL]
+    busy_ns = sum(span.end_ns - span.start_ns for span in in_decode)
+    assert run.metrics.link_busy_ms == pytest.approx(busy_ns / run.metrics.decode_tokens / 1e6, rel=1e-9)
+    arrows = [event for event in perfetto_document([run])["traceEvents"] if event["ph"] == "f"]
+    assert len(arrows) == len(used)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simulator import simulate
-from simulator.timeline import can_tell_residency, perfetto_document, residency, write_perfetto
+from simulator.counters import can_tell_queue, can_tell_residency, link_busy, queue_length, residency
+from simulator.timeline import perfetto_document, write_perfetto
 from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
 from trace_capture.errors import TraceError
 from trace_capture.run import Run, Span
@@ -44,26 +45,113 @@ def test_tracks_are_named_and_sorted() -> None:
 
 
 @pytest.mark.parametrize("window", [None, (0, 3), (7, 12)])
-def test_slices_never_overlap_on_a_track(window: tuple[int, int] | None) -> None:
+def test_slices_of_a_thread_nest_or_follow_each_other(window: tuple[int, int] | None) -> None:
     document = perfetto_document([make_run(), make_run("none", "none"), make_run(serial=True)], window)
-    last: dict[tuple[int, int], int] = {}
+    threads: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in of_phase(document, "X"):
-        start_ns, length_ns = round(event["ts"] * 1000), round(event["dur"] * 1000)
-        assert length_ns > 0 and start_ns >= last.get((event["pid"], event["tid"]), 0)
-        last[event["pid"], event["tid"]] = start_ns + length_ns
-    assert len(last) == 9
+        threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert len(threads) == 9
+    for events in threads.values():
+        parents = parents_of(events)
+        on_device = events[0]["cat"] == "device"
+        for event, parent in zip(events, parents, strict=True):
+            if not on_device or event["name"].split()[0] in ("prefill", "token", "tokens"):
+                assert parent is None
+            elif event["name"].startswith("layer"):
+                assert "layer" not in parent["args"] and parent["args"]["pass"] == event["args"]["pass"]
+            else:
+                assert parent["name"] == f"layer {event['args']['layer']}"
+                assert parent["args"]["pass"] == event["args"]["pass"]
 
 
-def test_every_load_is_a_slice_with_its_arguments() -> None:
+def parents_of(events: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """The slice that directly holds each one; fails where two slices overlap without one holding the other."""
+    parents: dict[int, dict[str, Any] | None] = {}
+    open_slices: list[tuple[int, dict[str, Any]]] = []
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"], events.index(event))):
+        start_ns = round(event["ts"] * 1000)
+        end_ns = start_ns + round(event["dur"] * 1000)
+        while open_slices and open_slices[-1][0] <= start_ns:
+            open_slices.pop()
+        assert end_ns > start_ns and all(end_ns <= outer_ns for outer_ns, _ in open_slices)
+        parents[id(event)] = open_slices[-1][1] if open_slices else None
+        open_slices.append((end_ns, event))
+    return [parents[id(event)] for event in events]
+
+
+@pytest.mark.parametrize("window", [None, (7, 12)])
+def test_counters_run_forward_and_agree_with_the_slices(window: tuple[int, int] | None) -> None:
+    document = perfetto_document([make_run()], window)
+    series: dict[str, list[tuple[int, int]]] = {}
+    for event in of_phase(document, "C"):
+        (value,) = event["args"].values()
+        series.setdefault(event["name"], []).append((round(event["ts"] * 1000), value))
+    assert set(series) == {"link busy", "copies waiting for the link", "experts on device", "expert bytes on device"}
+    for values in series.values():
+        times = [at_ns for at_ns, _ in values]
+        assert times == sorted(set(times)) and times[0] == 0
+        assert all(value >= 0 for _, value in values)
+    assert max(value for _, value in series["copies waiting for the link"]) > 1
+    loads = [event for event in of_phase(document, "X") if event["cat"] == "link"]
+    assert {value for _, value in series["link busy"]} == {0, 1}
+    end_ns = max(round((event["ts"] + event["dur"]) * 1000) for event in of_phase(document, "X"))
+    busy_ns = 0
+    for (at_ns, value), (next_ns, _) in zip(series["link busy"], [*series["link busy"][1:], (end_ns, 0)], strict=True):
+        busy_ns += value * (next_ns - at_ns)
+    assert busy_ns == sum(round(event["dur"] * 1000) for event in loads)
+
+
+def test_queue_holds_what_was_submitted_and_has_not_begun() -> None:
+    info = make_run().info
+    moments = ((10, 10, 30), (12, 30, 50), (30, 50, 70))  # submitted, begun, landed
+    spans = tuple(
+        Span("link", "load", start_ns, end_ns, 0, 1, number, 5, "demand", submit_ns)
+        for number, (submit_ns, start_ns, end_ns) in enumerate(moments)
+    )
+    run = Run(info, make_run().token_ns, spans)
+    assert queue_length(run) == [(12, 1), (50, 0)], "at 30 one begins and one is submitted"
+    assert link_busy(run) == [(10, 1), (70, 0)]
+    old = Run(info, run.token_ns, tuple(span._replace(submit_ns=-1) for span in spans))
+    assert not can_tell_queue(old) and can_tell_queue(run)
+
+
+@pytest.mark.parametrize("window", [None, (7, 12)])
+def test_arrows_lead_from_every_used_prefetch_to_its_layer(window: tuple[int, int] | None) -> None:
+    runs = [make_run(), make_run("lfu")]
+    document = perfetto_document(runs, window)
+    begins = {event["id"]: event for event in of_phase(document, "s")}
+    ends = {event["id"]: event for event in of_phase(document, "f")}
+    assert begins.keys() == ends.keys() and len(begins) == len(of_phase(document, "s"))
+    if window is None:
+        assert len(begins) == sum(run.metrics.prefetch_used for run in runs) > 0
+    slices: dict[tuple[int, int, float], dict[str, Any]] = {}
+    for event in of_phase(document, "X"):
+        slices[event["pid"], event["tid"], event["ts"]] = event  # the innermost of those that begin together
+    for number, begin in begins.items():
+        end = ends[number]
+        load, work = (slices[event["pid"], event["tid"], event["ts"]] for event in (begin, end))
+        assert load["name"] == "prefetch load" and work["name"] == "experts" and end["bp"] == "e"
+        assert load["args"]["layer"] == work["args"]["layer"] and load["pid"] == work["pid"]
+        assert begin["ts"] < end["ts"] and load["ts"] + load["dur"] <= end["ts"] + 1e-6
+
+
+def test_token_window_covers_the_passes_that_make_the_tokens() -> None:
     run = make_run()
-    loads = [event for event in of_phase(perfetto_document([run]), "X") if event["cat"] == "link"]
-    assert len(loads) == sum(span.kind == "load" for span in run.spans)
-    assert {event["name"] for event in loads} == {"demand load", "prefetch load"}
-    span = next(span for span in run.spans if span.kind == "load")
-    assert loads[0]["args"] == {
-        "pass": span.pass_id, "layer": span.layer, "expert": span.expert, "bytes": 1000, "reason": span.reason,
-    }  # fmt: skip
-    assert loads[0]["ts"] == span.start_ns / 1000
+    assert _frames_of(run)[:6] == [
+        "prefill of 7 tokens, prompt 0", "token 0", "token 1", "token 2", "token 3", "tokens 4 to 6, 2 drafts",
+    ]  # fmt: skip
+    assert _frames_of(run, (4, 9)) == ["tokens 4 to 6, 2 drafts", "token 7", "token 8"]
+    assert _frames_of(run, (5, 6)) == ["tokens 4 to 6, 2 drafts"]
+    assert _frames_of(run, (25, 27)) == ["token 25", "prefill of 7 tokens, prompt 1", "token 26"]
+    with pytest.raises(TraceError, match=r"has 78 output tokens, so there is no window from 70 to 79"):
+        perfetto_document([run], tokens=(70, 79))
+    with pytest.raises(TraceError, match=r"does not say which of its passes make tokens"):
+        perfetto_document([Run(run.info, run.token_ns, run.spans)], tokens=(0, 1))
+
+
+def _frames_of(run: Run, tokens: tuple[int, int] | None = None) -> list[str]:
+    events = of_phase(perfetto_document([run], tokens=tokens), "X")
+    return [event["name"] for event in events if event["cat"] == "device" and "layer" not in event["args"]]
 
 
 @pytest.mark.parametrize(("policy", "more"), [("lru", {}), ("lfu", {"scope": "global"}), ("none", {})])
@@ -101,7 +189,7 @@ def test_window_starts_at_zero_with_the_counters_of_that_moment() -> None:
     assert min(event["ts"] for event in slices) == 0
     assert max(round((event["ts"] + event["dur"]) * 1000) for event in slices) == starts[9] - starts[7]
     assert {event["args"]["pass"] for event in slices if event["cat"] == "host"} == {7, 8}
-    first = of_phase(document, "C")[0]
+    first = next(event for event in of_phase(document, "C") if event["name"] == "experts on device")
     expected = [sample for sample in residency(run) if sample[0] <= starts[7]][-1]
     assert first["ts"] == 0 and first["args"]["experts"] == expected[1] > 0
 
@@ -110,7 +198,7 @@ def test_run_without_recorded_evictions_gets_no_counters_and_says_so() -> None:
     run = make_run()
     bare = Run(run.info, run.token_ns, tuple(span for span in run.spans if span.kind != "evict"))
     document = perfetto_document([bare])
-    assert of_phase(document, "C") == []
+    assert {event["name"] for event in of_phase(document, "C")} == {"link busy", "copies waiting for the link"}
     assert any("did not record its evictions" in note for note in document["otherData"]["notes"])
 
 
@@ -123,7 +211,7 @@ def test_overlapping_spans_of_a_measured_run_go_to_a_second_lane() -> None:
     link = [(event["args"]["expert"], event["tid"]) for event in of_phase(document, "X") if event["cat"] == "link"]
     assert link == [(1, 1), (2, 2), (3, 1)]
     names = [event["args"]["name"] for event in of_phase(document, "M") if "thread_name" == event["name"]]
-    assert names == ["link", "link 2", "host"]
+    assert names == ["link", "link 2", "device", "host"]
     assert of_phase(document, "M")[0]["args"]["name"].startswith("measured, emulated: ")
 
 
