@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -103,58 +103,80 @@ def _read(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
     return rows
 
 
-def _row(cells: dict[str, str]) -> PublishedRow:
-    faults: list[str] = []
-    strategy = cells["strategy"]
-    if strategy not in get_args(Family) or strategy == "any":
-        faults.append(f"unknown strategy '{strategy}'")
-        strategy = "any"
+class _Cells:
+    """Cells of one row as numbers; what cannot be read is kept as a fault of the row."""
 
-    def number(name: str) -> float | None:
-        text = cells.get(name, "").strip()
+    def __init__(self, cells: dict[str, str]) -> None:
+        self._cells = cells
+        self.faults: list[str] = []
+
+    def text(self, name: str) -> str:
+        return self._cells.get(name, "")
+
+    def number(self, name: str) -> float | None:
+        text = self.text(name).strip()
         try:
             value = float(text) if text else None
         except ValueError:
             value = math.nan
         if value is not None and not 0 <= value < math.inf:
-            faults.append(f"{name} is '{text}', wanted a number or an empty cell")
+            self.faults.append(f"{name} is '{text}', wanted a number or an empty cell")
             return None
         return value
 
-    context, count, hit_rate = number("context_tokens"), number("gpu_count"), number("hit_rate")
-    if count is None:
-        count = first_number(r"(\d)x ", cells.get("gpu", "").lower()) or 1
-    if hit_rate is not None and hit_rate > 1:
-        hit_rate /= 100
-    return PublishedRow(
-        id=cells["id"],
-        engine=cells["engine"],
-        model=cells["model"],
-        strategy=strategy,  # type: ignore[arg-type]  # checked above
-        quantisation=cells.get("quant", ""),
-        expert_bytes=number("expert_bytes") or None,
-        gpu=cells.get("gpu", ""),
-        gpu_count=int(count),
-        device_memory_gb=number("vram_gb") or None,
-        pcie=cells.get("pcie", ""),
-        h2d_gb_per_s=number("h2d_gbs") or None,
-        cpu=cells.get("cpu", ""),
-        ram_gb_per_s=number("ram_gbs") or None,
-        ram_kind=cells.get("ram_gbs_kind", ""),
-        offloaded_layers=number("offloaded_layers"),
-        cache_slots=number("cache_slots"),
-        cache_slots_unit=cells.get("cache_slots_unit", ""),
-        hit_rate=hit_rate,
+    def positive(self, name: str) -> float | None:
+        """A size or a rate, of which 0 says that it is not known."""
+        return self.number(name) or None
+
+    def strategy(self) -> Family:
+        text = self.text("strategy")
+        found: Family = next((known for known in get_args(Family) if known == text), "any")
+        if found == "any":
+            self.faults.append(f"unknown strategy '{text}'")
+        return found
+
+    def gpu_count(self) -> int:
+        count = self.number("gpu_count")
+        return int(first_number(r"(\d)x ", self.text("gpu").lower()) or 1) if count is None else int(count)
+
+    def hit_rate(self) -> float | None:
+        """From 0 to 1; larger numbers are percent."""
+        rate = self.number("hit_rate")
+        return rate / 100 if rate is not None and rate > 1 else rate
+
+
+def _row(values: dict[str, str]) -> PublishedRow:
+    cells = _Cells(values)
+    context = cells.number("context_tokens")
+    row = PublishedRow(
+        id=values["id"],
+        engine=values["engine"],
+        model=values["model"],
+        strategy=cells.strategy(),
+        quantisation=cells.text("quant"),
+        expert_bytes=cells.positive("expert_bytes"),
+        gpu=cells.text("gpu"),
+        gpu_count=cells.gpu_count(),
+        device_memory_gb=cells.positive("vram_gb"),
+        pcie=cells.text("pcie"),
+        h2d_gb_per_s=cells.positive("h2d_gbs"),
+        cpu=cells.text("cpu"),
+        ram_gb_per_s=cells.positive("ram_gbs"),
+        ram_kind=cells.text("ram_gbs_kind"),
+        offloaded_layers=cells.number("offloaded_layers"),
+        cache_slots=cells.number("cache_slots"),
+        cache_slots_unit=cells.text("cache_slots_unit"),
+        hit_rate=cells.hit_rate(),
         context_tokens=None if context is None else int(context),
-        speculative=cells.get("speculative", ""),
-        decode_per_s=number("decode_tok_s"),
-        prefill_per_s=number("prefill_tok_s"),
-        grade=cells.get("grade", ""),
-        note=cells.get("note", ""),
-        setting=cells.get("setting", ""),
-        source_group=cells.get("source_group", "") or cells.get("source", ""),
-        fault="; ".join(faults),
+        speculative=cells.text("speculative"),
+        decode_per_s=cells.number("decode_tok_s"),
+        prefill_per_s=cells.positive("prefill_tok_s"),
+        grade=cells.text("grade"),
+        note=cells.text("note"),
+        setting=cells.text("setting"),
+        source_group=cells.text("source_group") or cells.text("source"),
     )
+    return replace(row, fault="; ".join(cells.faults))
 
 
 def first_number(pattern: str, text: str) -> float | None:
