@@ -199,7 +199,7 @@ class Estimator:
     @torch.no_grad()
     def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and weights foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; each [T, K]."""
-        states = normed_state(self._sites[layer + 1], self._quasi.state(layer, ids, weights))
+        states = self._sites[layer + 1].normed(self._quasi.state(layer, ids, weights))
         logits = self._network(states, self._layers[layer])
         best = logits.topk(ids.shape[-1], dim=-1)
         shares = torch.softmax(best.values, dim=-1) * self._weight_sums[layer + 1]
@@ -250,11 +250,6 @@ def make_predictor(
         return quasi
     trained = estimator if isinstance(estimator, TrainedEstimator) else load_estimator(estimator)
     return (Estimator if name == Estimator.name else Hybrid)(quasi, sites, trained)
-
-
-def normed_state(site: MoeSite, state: Tensor) -> Tensor:
-    """A residual stream [T, H] behind the norm that the site's router reads."""
-    return state if site.norm is None else site.norm.forward(state)
 
 
 def _check_fit(sites: Sequence[MoeSite], trained: TrainedEstimator) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +15,14 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from runtime.capture import Progress
+from runtime.default_vectors import VECTORS_FILE, load_default_vectors
+from runtime.drift import DriftReader, LayerDrift
 from runtime.engine import Engine
+from runtime.estimator import PREDICTORS
 from runtime.expert_files import expert_files
 from runtime.intervals import NUM_RESAMPLES, Estimate, WindowBootstrap
 from runtime.models import LoadedModel
-from runtime.offloading import IMPLEMENTATION, model_name, offload, unload
+from runtime.offloading import IMPLEMENTATION, find_sites, model_name, offload, unload
 from runtime.recall import Recall
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.errors import unknown_name
@@ -94,6 +97,8 @@ class Evaluation(BaseModel):
     exact_perplexity: Estimate
     exact_seconds: float
     modes: tuple[ModeScores, ...]
+    drift: tuple[LayerDrift, ...] = ()
+    """Of native routing, per MoE layer but the first; empty where the source predicts from no state."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,7 @@ def evaluate(
     window_tokens: int = 256,
     max_windows: int = 64,
     vectors_path: Path | None = None,
+    estimator_path: Path | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Evaluation:
@@ -132,6 +138,7 @@ def evaluate(
         window_tokens: length of a window, at most the model's context.
         max_windows: windows to score at most.
         vectors_path: default vectors of the predictor; by default the file beside the model.
+        estimator_path: trained estimator of `estimator` and `hybrid`; by default the file beside the model.
         progress: called with (windows scored, windows in all).
         seed: of the confidence intervals' resamples.
 
@@ -146,12 +153,13 @@ def evaluate(
     bootstrap = WindowBootstrap(len(windows), seed)
     with TemporaryDirectory() as folder:
         judge = _Judge(loaded, windows, Path(folder), bootstrap, progress, len(windows) * (1 + len(configs)))
+        drift = _drift_reader(loaded, config, vectors_path)
         began = perf_counter()
-        judge.score_exact(config)
+        judge.score_exact(config, drift)
         exact_seconds = perf_counter() - began
         scores: list[ModeScores] = []
         for mode, chosen in configs.items():
-            with _speculating(loaded, chosen, vectors_path) as engine:
+            with _speculating(loaded, chosen, vectors_path, estimator_path) as engine:
                 scores.append(judge.score_mode(mode, engine))
     return Evaluation(
         model=model_name(loaded.model),
@@ -165,7 +173,16 @@ def evaluate(
         exact_perplexity=_perplexity(bootstrap, judge.exact),
         exact_seconds=exact_seconds,
         modes=tuple(scores),
+        drift=drift.layers(bootstrap) if drift is not None else (),
     )
+
+
+def _drift_reader(loaded: LoadedModel, config: OffloadConfig, vectors_path: Path | None) -> DriftReader | None:
+    """What compares states with the true router inputs, where the prefetch source starts from such a state."""
+    if config.prefetch.source not in PREDICTORS:
+        return None
+    defaults = load_default_vectors(vectors_path or Path(loaded.path) / VECTORS_FILE)
+    return DriftReader(find_sites(loaded.model), defaults)
 
 
 def _with_mode(config: OffloadConfig, mode: str) -> OffloadConfig:
@@ -195,9 +212,11 @@ def _windows(loaded: LoadedModel, texts: Sequence[str], window_tokens: int, max_
 
 
 @contextmanager
-def _speculating(loaded: LoadedModel, config: OffloadConfig, vectors_path: Path | None) -> Iterator[Engine]:
+def _speculating(
+    loaded: LoadedModel, config: OffloadConfig, vectors_path: Path | None, estimator_path: Path | None
+) -> Iterator[Engine]:
     """The model, offloaded, with whole texts treated as decode."""
-    engine = offload(loaded.model, config, default_vectors=vectors_path)
+    engine = offload(loaded.model, config, default_vectors=vectors_path, estimator=estimator_path)
     try:
         engine.speculate_in_prefill = True
         yield engine
@@ -225,17 +244,20 @@ class _Judge:
     exact: list[_Score] = field(default_factory=list)
     done: int = 0
 
-    def score_exact(self, config: OffloadConfig) -> None:
-        """Score the exact model."""
+    def score_exact(self, config: OffloadConfig, drift: DriftReader | None) -> None:
+        """Score the exact model, and let `drift` look on."""
         streamed = expert_files(self.loaded.model) is not None
         if streamed:  # it runs only while it is offloaded; without prediction that is exact
             offload(self.loaded.model, parse_config(config.model_dump() | {"prefetch": {}}))
         try:
-            for number, window in enumerate(self.windows):
-                logits = _logits(self.loaded, window)
-                torch.save(logits.cpu(), self._logits_file(number))
-                self.exact.append(_score(logits, window[0, 1:]))
-                self._report()
+            with drift or nullcontext():
+                for number, window in enumerate(self.windows):
+                    if drift is not None:
+                        drift.begin_window()
+                    logits = _logits(self.loaded, window)
+                    torch.save(logits.cpu(), self._logits_file(number))
+                    self.exact.append(_score(logits, window[0, 1:]))
+                    self._report()
         finally:
             if streamed:
                 unload(self.loaded.model)

@@ -83,7 +83,7 @@ def offload(
     if model in _OFFLOADED:
         raise ModelError("this model is already offloaded; call unload(model) first")
     files = expert_files(model)
-    sites = discover(model) if files is None else _discover_without_experts(model)
+    sites = find_sites(model)
     shape = model_shape(model, sites, name or model_name(model))
     capacity = plan_capacity(config.cache, shape)
     core = OffloadCore.from_config(config, shape, log)
@@ -189,8 +189,15 @@ ALL_EXPERTS_FUNCTIONS.register(STREAMED_IMPLEMENTATION, _refuse_to_run)
 ALL_EXPERTS_FUNCTIONS.register(_PROBE_IMPLEMENTATION, _no_experts)
 
 
-def _discover_without_experts(model: CausalModel) -> list[MoeSite]:
-    """Discovery follows tensors, not numbers, so experts that give zeros will do."""
+def find_sites(model: CausalModel) -> list[MoeSite]:
+    """`discover`, also for a model whose experts are in its files.
+
+    Raises:
+        ModelError: as `discover`.
+    """
+    if expert_files(model) is None:
+        return discover(model)
+    # discovery follows tensors, not numbers, so experts that give zeros will do
     implementation = model.config._experts_implementation
     model.set_experts_implementation(_PROBE_IMPLEMENTATION)
     try:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from runtime.default_vectors import LayerDefaults
-from runtime.estimator import normed_state
 from runtime.predictors import QuasiHidden
 from trace_capture.hooks import CausalModel, MoeSite
 
@@ -98,7 +97,7 @@ class RoutingReader:
             if site.index + 1 < len(self._sites):
                 following = self._sites[site.index + 1]
                 state = self._quasi.state(site.index, ids, weights)
-                self._rows["states"].append(normed_state(following, state))
+                self._rows["states"].append(following.normed(state))
                 self._rows["router_ids"].append(following.route(state)[0])
 
         return hook

@@ -91,7 +91,14 @@ class MoeSite:
         Returns:
             ids [T, K] and weights [T, K], by the architecture's own rule (softmax, sigmoid, groups, biases).
         """
-        normed = residual if self.norm is None else self.norm.forward(residual)
+        return self.choose(self.normed(residual))
+
+    def normed(self, residual: Tensor) -> Tensor:
+        """A residual stream behind this site's norm: what its router reads, of the same shape."""
+        return residual if self.norm is None else self.norm.forward(residual)
+
+    def choose(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and weights [T, K] that this site's router gives for its input, of any leading shape, last axis H."""
         flat = normed.reshape(-1, normed.shape[-1])
         shaped = flat if self.router_rank == 2 else flat.unsqueeze(0)
         extra = [argument.value if isinstance(argument, LiveArgument) else argument for argument in self.router_extra]

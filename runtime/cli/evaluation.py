@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import Prefetch
-from runtime.cli.traces import Model, Seed, Vectors
+from runtime.cli.traces import Estimator, Model, Seed, Stream, Vectors
 
 if TYPE_CHECKING:
     from runtime.evaluate import Evaluation, ModeScores
@@ -33,6 +33,8 @@ def evaluate_command(
     window_tokens: Annotated[int, typer.Option(min=2, help="Length of the windows that texts are cut into.")] = 256,
     max_windows: Annotated[int, typer.Option(min=1, help="Windows to score at most, evenly spread.")] = 64,
     vectors: Vectors = None,
+    estimator: Estimator = None,
+    stream: Stream = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="JSON file for the result.")] = None,
     as_json: Json = False,
@@ -42,6 +44,7 @@ def evaluate_command(
     Example: moe-studio evaluate --model demo --texts notes.txt --modes hint,commit
     """
     with needs_live():
+        from runtime.checkpoint import load_streamed, should_stream
         from runtime.evaluate import evaluate
         from runtime.models import load_model, read_texts
     from trace_capture.files import make_folder
@@ -52,13 +55,14 @@ def evaluate_command(
         make_folder(out.parent)
     with progress_bar(not as_json) as step:
         result = evaluate(
-            load_model(model),
+            load_streamed(model) if should_stream(model, stream) else load_model(model),
             pieces,
             chosen,
             modes=[mode.strip() for mode in modes.split(",") if mode.strip()],
             window_tokens=window_tokens,
             max_windows=max_windows,
             vectors_path=vectors,
+            estimator_path=estimator,
             progress=step("evaluate"),
             seed=seed,
         )
@@ -107,7 +111,25 @@ def _say_evaluation(result: Evaluation) -> None:
     predicting = [mode for mode in result.modes if mode.mean_recall is not None]
     if predicting:
         _say_recall(predicting[-1])
+    if result.drift:
+        _say_drift(result)
     say(f"intervals: {result.intervals}")
+
+
+def _say_drift(result: Evaluation) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    say("\nnative routing: cosine with what the layer's router really reads, and its recall when it reads instead")
+    say("the quasi-hidden state q, or (baseline) s, the input of the router one layer before")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("layer", "cosine q", "cosine s", "recall q, %", "recall s, %"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for layer in result.drift:
+        cosines = [f"{figure.value:.3f}" for figure in (layer.quasi_cosine, layer.input_cosine)]
+        recalls = [_with_interval(figure, 1, 100) for figure in (layer.quasi_recall, layer.input_recall)]
+        table.add_row(str(layer.layer), *cosines, *recalls)
+    console().print(table)
 
 
 def _say_recall(mode: ModeScores) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import run_json, say_run
-from runtime.cli.traces import Estimator, Model, NewTokens, PromptFile, Seed, Temperature, Vectors
+from runtime.cli.traces import Estimator, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
 
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
@@ -29,9 +29,7 @@ def run_command(
     seed: Seed = 0,
     vectors: Vectors = None,
     estimator: Estimator = None,
-    stream: Annotated[
-        bool | None, typer.Option(help="Leave experts in the checkpoint's files; by default where RAM would not do.")
-    ] = None,
+    stream: Stream = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record.")] = None,
     as_json: Json = False,
 ) -> None:

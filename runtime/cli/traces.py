@@ -24,6 +24,12 @@ Draft = Annotated[
     typer.Option("--draft", help="Decode speculatively: a draft model, 'demo', or 'prompt-lookup' (n-grams)."),
 ]
 Gamma = Annotated[int, typer.Option("--gamma", min=1, help="Tokens drafted per round.")]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream", help="Leave experts in the checkpoint's files; by default where RAM would not do."
+    ),
+]
 Estimator = Annotated[Path | None, typer.Option("--estimator", help="Trained estimator (safetensors) of the model.")]
 
 
