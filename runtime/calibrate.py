@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.engine import Engine, PassRecord
+from runtime.engine import Engine
 from runtime.kernels import SlotExperts, stock_kernel
 from runtime.measure import generate_offloaded
 from runtime.models import LoadedModel, Sampling, host_memory_bytes
 from runtime.offloading import model_name, offloaded
+from runtime.records import PassRecord
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ModelError

@@ -5,7 +5,9 @@ The simulated twin is `simulator/machine.py`: the same calls in the same order, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -14,9 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from runtime.kernels import Kernel, SlotExperts, WaveSum, gathered, stock_kernel
+from runtime.device_experts import DeviceExperts
+from runtime.host_experts import HostExperts, HostJob
+from runtime.kernels import Routed, WaveSum
 from runtime.link import CopyJob, ThreadedLink
 from runtime.recall import Recall
+from runtime.records import LayerTimes, PassRecord
 from runtime.slots import SlotPool, StaleSlotError, source_of
 from runtime.store import ExpertStore
 from runtime.turns import Turns
@@ -29,25 +34,6 @@ from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
 
 
-class LayerTimes(NamedTuple):
-    """Moments within one layer, of `time.perf_counter_ns`: entered; loads decided and submitted; next layer
-    predicted; its loads submitted; everything needed landed; experts run."""
-
-    entered_ns: int
-    decided_ns: int
-    predicted_ns: int
-    submitted_ns: int
-    landed_ns: int
-    done_ns: int
-    num_loads: int
-    evicted: tuple[Key, ...]
-    """Experts that made room for this layer's loads and prefetches."""
-    dropped: tuple[Key, ...]
-    """Experts that the cache policy let go when the layer had run."""
-    first_uses: tuple[int, ...]
-    """Experts that were loaded ahead and are used for the first time since."""
-
-
 class Foreseen(NamedTuple):
     """Routing predicted for the next layer, each [T, K]."""
 
@@ -55,17 +41,27 @@ class Foreseen(NamedTuple):
     weights: Tensor
 
 
-class PassRecord:
-    """When a pass began, what it was, and the times of its layers."""
+@dataclass
+class LayerRun:
+    """One layer of a pass while it runs."""
 
-    __slots__ = ("accepted_drafts", "began_ns", "is_prefill", "layers", "tokens")
+    layer: int
+    routed: Routed
+    index: Tensor
+    num_asked: int = 0
+    """Distinct ids in the layer's rows, sentinels among them."""
+    output: Tensor | None = None
+    parts: WaveSum | None = None
+    job: HostJob | None = None
+    num_loads: int = 0
+    submitted_ns: tuple[int, int, int] | None = None
+    """Moments decided, predicted, submitted."""
+    landed_ns: int = 0
 
-    def __init__(self, began_ns: int, is_prefill: bool, tokens: int) -> None:
-        self.began_ns = began_ns
-        self.is_prefill = is_prefill
-        self.tokens = tokens
-        self.accepted_drafts = 0  # of a verify pass, set once it is known
-        self.layers: list[LayerTimes] = []
+    @property
+    def moments_ns(self) -> tuple[int, int, int, int]:
+        """Decided, predicted, submitted, landed; 0 for a layer that asked for nothing."""
+        return (*(self.submitted_ns or (0, 0, 0)), self.landed_ns)
 
 
 class Engine:
@@ -109,13 +105,11 @@ class Engine:
         self._pool_of_layer = [pools[partition] for partition in capacity.partition_of_layer]
         self._predictor = predictor
         self._serial = config.device.serial
-        self._sites = sites
-        self._kernels: list[tuple[Kernel, bool]] = [stock_kernel(site.experts, implementation) for site in sites]
-        shared = len(pools) < len(sites)
-        self._views = [
-            None if shared else SlotExperts(site.experts, pool.tensors)
-            for site, pool in zip(sites, self._pool_of_layer, strict=True)
-        ]
+        self._device = DeviceExperts(sites, self._pool_of_layer, implementation)
+        self._host = HostExperts(sites, store.banks, implementation, config.cpu.threads) if config.cpu.is_used else None
+        self.pairs_on_device = 0
+        """(token, expert) pairs that the device has computed; each pair is computed once, here or on the CPU."""
+        self.pairs_on_cpu = 0
         self._announced: PassRecord | None = None
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
@@ -165,44 +159,58 @@ class Engine:
         if layer == 0:
             self._begin_pass(hidden.shape[0])
         top_k_index, top_k_weights = self._executed(layer, top_k_index, top_k_weights)
-        rows: list[list[int]] = top_k_index.tolist()
-        experts = list(dict.fromkeys(chain.from_iterable(rows)))
-        known = [expert for expert in experts if expert < self.shape.num_experts]
+        run = LayerRun(layer, Routed(hidden, top_k_index.tolist(), top_k_weights), top_k_index)
+        counts = Counter(chain.from_iterable(run.routed.rows))
+        run.num_asked = len(counts)
+        known = {expert: tokens for expert, tokens in counts.items() if expert < self.shape.num_experts}
         self._route(layer, known)
         core = self.core
         first_uses = core.first_uses
-        decided_ns = predicted_ns = submitted_ns = landed_ns = 0
-        output: Tensor | None = None
-        waves: WaveSum | None = None
-        num_loads = 0
         while (wave := core.next_wave()) is not None:
-            num_loads += len(wave.loads)
-            self._submit(wave.loads)
-            if not decided_ns:
-                decided_ns, predicted_ns, submitted_ns = self._prefetch(layer, top_k_index, top_k_weights)
-            if wave.wait:
-                self.link.wait(wave.wait)
-                self._drain()
-            landed_ns = perf_counter_ns()
-            if len(wave.experts) == len(experts):
-                output = self._run_whole(layer, wave, rows, hidden, top_k_index, top_k_weights)
-            elif wave.experts:
-                waves = waves or WaveSum(hidden, top_k_index, top_k_weights)
-                self._add_wave(waves, layer, wave)
+            self._run_wave(run, wave)
             core.wave_done()
-        if output is None:
-            output = (waves or WaveSum(hidden, top_k_index, top_k_weights)).total()
+        num_pairs = sum(known.values())
+        device_done_ns = perf_counter_ns() if run.job is not None else None
+        output = run.output if run.output is not None else self._joined(run, num_pairs)
         dropped = core.layer_done()
         for key in dropped:
             self._pool_of_layer[key[0]].release(key)
         evicted, self._evicted = tuple(self._evicted), []
-        moments = (entered_ns, decided_ns, predicted_ns, submitted_ns, landed_ns, perf_counter_ns())
-        self.passes[-1].layers.append(LayerTimes(*moments, num_loads, evicted, dropped, tuple(first_uses)))
+        done_ns = perf_counter_ns()
+        cpu_ns = (run.job.began_ns, run.job.ended_ns) if run.job is not None else None
+        moments = (entered_ns, *run.moments_ns, device_done_ns or done_ns, done_ns)
+        self.passes[-1].layers.append(LayerTimes(*moments, run.num_loads, evicted, dropped, tuple(first_uses), cpu_ns))
         return output
 
+    def _run_wave(self, run: LayerRun, wave: Wave) -> None:
+        """Carry one wave of a layer out: the CPU's part is begun, the device's done when this returns."""
+        layer = run.layer
+        run.num_loads += len(wave.loads)
+        if wave.cpu_experts:
+            run.job = self._start_on_cpu(run, wave.cpu_experts)
+        self._submit(wave.loads)
+        if run.submitted_ns is None:
+            run.submitted_ns = self._prefetch(layer, run.index, run.routed.weights)
+        if wave.wait:
+            self.link.wait(wave.wait)
+            self._drain()
+        run.landed_ns = perf_counter_ns()
+        if self.verified is not None:
+            for expert in wave.experts:
+                self._verify_slot((layer, expert))
+            self.verified[layer] += len(wave.experts)
+        if len(wave.experts) == run.num_asked:
+            run.output = self._device.run_whole(layer, wave.experts, run.routed, run.index)
+            self.pairs_on_device += run.index.numel()
+        elif wave.experts:
+            run.parts = run.parts or self._device.parts_of(layer, run.routed)
+            self._device.add(run.parts, layer, wave.experts)
+
     def close(self) -> None:
-        """Stop the link."""
+        """Stop the link and the CPU's thread."""
         self.link.close()
+        if self._host is not None:
+            self._host.close()
 
     def verify_residency(self) -> None:
         """Debug check: every landed expert's slot holds exactly the bytes of that expert.
@@ -212,7 +220,7 @@ class Engine:
         """
         for key in self.core.resident():
             if self.core.is_landed(key):
-                self._verify(key)
+                self._verify_slot(key)
 
     def _begin_pass(self, tokens: int) -> None:
         if self._broken:
@@ -246,10 +254,11 @@ class Engine:
         self.recall[layer].add(foreseen.ids.tolist(), top_k_index.tolist())
         return (foreseen.ids, foreseen.weights) if self.core.modes[layer] == "commit" else (top_k_index, top_k_weights)
 
-    def _route(self, layer: int, experts: list[int]) -> None:
-        """Tell the core what the router chose, and withdraw queued prefetches that turned out wrong."""
+    def _route(self, layer: int, experts: dict[int, int]) -> None:
+        """Tell the core what the router chose (expert -> tokens), and withdraw queued loads that turned out wrong."""
         self._drain()
-        for key in self.core.layer_routed(layer, experts):
+        tokens = list(experts.values()) if self.core.needs_token_counts else ()
+        for key in self.core.layer_routed(layer, list(experts), tokens):
             if self.link.cancel(key):
                 self.core.cancelled(key)
                 self._pool_of_layer[key[0]].release(key)
@@ -291,16 +300,7 @@ class Engine:
         for key in self.link.drain():
             self.core.landed(key)
 
-    def _slot_index(self, layer: int, wave: Wave) -> dict[int, int]:
-        """Slot of each expert of a wave, checked against the load that filled it."""
-        pool = self._pool_of_layer[layer]
-        if self.verified is not None:
-            for expert in wave.experts:
-                self._verify((layer, expert))
-            self.verified[layer] += len(wave.experts)
-        return {expert: pool.checked_slot((layer, expert)) for expert in wave.experts}
-
-    def _verify(self, key: Key) -> None:
+    def _verify_slot(self, key: Key) -> None:
         pool = self._pool_of_layer[key[0]]
         slot = pool.checked_slot(key)
         for name, tensor in pool.tensors.items():
@@ -310,32 +310,30 @@ class Engine:
                     f"slot {slot} does not hold the numbers of expert {key[1]} of MoE layer {key[0]} ({name})"
                 )
 
-    def _run_whole(
-        self, layer: int, wave: Wave, rows: list[list[int]], hidden: Tensor, index: Tensor, weights: Tensor
-    ) -> Tensor:
-        """A layer in one kernel call, with the rounding of the untouched model."""
-        kernel, in_expert_order = self._kernels[layer]
-        slots = self._slot_index(layer, wave)
-        view = self._views[layer]
-        if view is None or in_expert_order:
-            view, slots = self._gathered(layer, slots)
-        renamed: Any = [[slots[expert] for expert in row] for row in rows]
-        slot_index = torch.tensor(renamed, dtype=index.dtype, device=index.device)
-        return kernel(view, hidden, slot_index, weights)
+    def _start_on_cpu(self, run: LayerRun, experts: Sequence[int]) -> HostJob:
+        """Let the CPU begin its part of a layer; in serial mode wait for it."""
+        if self._host is None:
+            raise RuntimeError("the core sends experts to the CPU, and the configuration has no CPU side")
+        job = self._host.start(run.layer, experts, run.routed)
+        if self._serial:
+            self._host.wait(job)
+        return job
 
-    def _add_wave(self, waves: WaveSum, layer: int, wave: Wave) -> None:
-        slots = self._slot_index(layer, wave)
-        view = self._views[layer]
-        if view is None:
-            view, slots = self._gathered(layer, slots)
-        waves.add(self._kernels[layer][0], view, slots)
+    def _joined(self, run: LayerRun, num_pairs: int) -> Tensor:
+        """The output of a layer that ran in parts, the CPU's among them: [T, H].
 
-    def _gathered(self, layer: int, slots: dict[int, int]) -> tuple[SlotExperts, dict[int, int]]:
-        """Just the wanted experts, in order of their number, with their new places."""
-        ordered = sorted(slots)
-        tensors = self._pool_of_layer[layer].tensors
-        view = gathered(self._sites[layer].experts, tensors, [slots[expert] for expert in ordered])
-        return view, {expert: place for place, expert in enumerate(ordered)}
+        Raises:
+            HostError: the CPU's part failed.
+        """
+        parts = run.parts or self._device.parts_of(run.layer, run.routed)
+        self.pairs_on_device += parts.computed
+        if run.job is not None and self._host is not None:
+            outputs = self._host.wait(run.job)
+            parts.put(run.job.pairs.places, outputs.to(run.routed.hidden.device))
+            self.pairs_on_cpu += len(run.job.pairs.places)
+        if parts.computed != num_pairs:
+            raise RuntimeError(f"MoE layer {run.layer} computed {parts.computed} of {num_pairs} (token, expert) pairs")
+        return parts.total()
 
 
 def cached_tokens(kwargs: dict[str, Any]) -> int:

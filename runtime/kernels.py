@@ -2,12 +2,14 @@
 
 A look-alike of the experts module whose weights are the slots is handed to the very kernel that the model would have
 used, with expert ids replaced by slot numbers. Every layout (transposed, biases, interleaved, clamped) comes for free.
+The same call on the experts in host memory is how the CPU runs some of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,35 +51,79 @@ def gathered(module: nn.Module, tensors: ExpertTensors, slots: Sequence[int]) ->
     return SlotExperts(module, {name: tensor.index_select(0, index) for name, tensor in tensors.items()})
 
 
+class Routed(NamedTuple):
+    """What one layer of a pass is to compute: hidden [T, H], the experts of each token by number [T][K], and their
+    weights [T, K]."""
+
+    hidden: Tensor
+    rows: list[list[int]]
+    weights: Tensor
+
+
+class Pairs(NamedTuple):
+    """Some of a layer's (token, expert) pairs: their places among all T x K, and the slot of each pair's expert."""
+
+    places: list[int]
+    slots: list[int]
+
+
+def pairs_of(rows: list[list[int]], slot_of: Mapping[int, int]) -> Pairs:
+    """The pairs whose expert is in `slot_of`."""
+    found = [(place, slot_of[expert]) for place, expert in enumerate(chain.from_iterable(rows)) if expert in slot_of]
+    return Pairs([place for place, _ in found], [slot for _, slot in found])
+
+
+def run_pairs(kernel: Kernel, experts: SlotExperts, hidden: Tensor, top_k: int, pairs: Pairs) -> Tensor:
+    """Outputs [pairs, H] of some pairs, each by itself and unweighted, where `hidden` [T, H] is."""
+    tokens = torch.tensor([place // top_k for place in pairs.places], device=hidden.device)
+    slots = torch.tensor(pairs.slots, device=hidden.device).unsqueeze(1)
+    ones = torch.ones(len(pairs.places), 1, dtype=hidden.dtype, device=hidden.device)
+    return kernel(experts, hidden[tokens], slots, ones)
+
+
 class WaveSum:
-    """A layer computed in waves, with the rounding of a layer computed at once.
+    """A layer computed in parts, with the rounding of a layer computed at once.
 
     Each (token, expert) pair is computed by itself, unweighted; weighting and adding up over K happens once at the end,
-    in the kernels' own order. Pairs whose id is no expert (a sentinel) count as zero.
+    in the kernels' own order. So it does not matter which part ran where or first, as long as the kernel gives a pair
+    the same numbers there. Pairs whose id is no expert (a sentinel) count as zero.
 
     Args:
-        hidden: [T, H].
-        top_k_index, top_k_weights: [T, K].
+        routed: the layer.
+        in_expert_order: whether the kernel adds experts up in order of their number, as `stock_kernel` tells.
+
+    Attributes:
+        computed: pairs that have been put in.
     """
 
-    def __init__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
-        self._hidden = hidden
-        self._ids = top_k_index.reshape(-1)
-        self._weights = top_k_weights
-        self._pairs = torch.zeros(self._ids.shape[0], hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+    def __init__(self, routed: Routed, in_expert_order: bool) -> None:
+        self._routed = routed
+        self._in_expert_order = in_expert_order
+        tokens, top_k = routed.weights.shape
+        hidden = routed.hidden
+        self._pairs = torch.zeros(tokens * top_k, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        self.computed = 0
 
     def add(self, kernel: Kernel, experts: SlotExperts, slot_of: Mapping[int, int]) -> None:
         """Compute the pairs of the experts in `slot_of` (expert id -> slot of `experts`)."""
-        chosen = torch.tensor(list(slot_of), device=self._ids.device)
-        rows = torch.isin(self._ids, chosen).nonzero().squeeze(1)
-        lookup = torch.zeros(int(chosen.max()) + 1, dtype=self._ids.dtype, device=self._ids.device)
-        lookup[chosen] = torch.tensor(list(slot_of.values()), dtype=self._ids.dtype, device=self._ids.device)
-        slots = lookup[self._ids[rows]].unsqueeze(1)
-        ones = torch.ones(len(rows), 1, dtype=self._hidden.dtype, device=self._hidden.device)
-        self._pairs[rows] = kernel(experts, self._hidden[rows // self._weights.shape[1]], slots, ones)
+        pairs = pairs_of(self._routed.rows, slot_of)
+        self.put(pairs.places, run_pairs(kernel, experts, self._routed.hidden, self._routed.weights.shape[1], pairs))
+
+    def put(self, places: Sequence[int], outputs: Tensor) -> None:
+        """Take in pairs that were computed elsewhere: `outputs` [pairs, H]."""
+        self._pairs[torch.tensor(places, device=self._pairs.device)] = outputs
+        self.computed += len(places)
 
     def total(self) -> Tensor:
         """The layer's output [T, H]."""
-        tokens, top_k = self._weights.shape
-        weighted = self._pairs * self._weights.reshape(-1, 1)
-        return weighted.view(tokens, top_k, -1).sum(dim=1).to(self._hidden.dtype)
+        weights, dtype = self._routed.weights, self._pairs.dtype
+        tokens, top_k = weights.shape
+        weighted = (self._pairs * weights.reshape(-1, 1)).view(tokens, top_k, -1)
+        if not self._in_expert_order:
+            return weighted.sum(dim=1).to(dtype)
+        order = torch.tensor(self._routed.rows, device=weights.device).argsort(dim=1, stable=True)
+        weighted = weighted.to(dtype).gather(1, order.unsqueeze(-1).expand_as(weighted))
+        total = weighted[:, 0]
+        for place in range(1, top_k):
+            total = total + weighted[:, place]
+        return total

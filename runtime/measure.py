@@ -10,9 +10,10 @@ from time import perf_counter_ns
 import numpy as np
 from torch import Tensor
 
-from runtime.engine import Engine, LayerTimes, PassRecord
+from runtime.engine import Engine
 from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offloaded
+from runtime.records import LayerTimes, PassRecord
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import summarise
@@ -136,7 +137,8 @@ def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
     first_dense = min(round(median(gaps)), first_gap) if gaps else first_gap
     terms = {
         "dense": sum(gaps) + first_dense,
-        "experts": sum(layer.done_ns - layer.landed_ns for layer in layers),
+        "experts": sum(layer.device_done_ns - layer.landed_ns for layer in layers),
+        "cpu_experts": sum(layer.done_ns - layer.device_done_ns for layer in layers),
         "decide": sum(
             layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers
         ),
@@ -162,7 +164,9 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
                 ("device", "dense", previous_ns, times.entered_ns),
                 ("host", "decide", times.entered_ns, times.submitted_ns),
                 ("device", "stall", times.submitted_ns, times.landed_ns),
-                ("device", "experts", times.landed_ns, times.done_ns),
+                ("device", "experts", times.landed_ns, times.device_done_ns),
+                ("device", "cpu_experts", times.device_done_ns, times.done_ns),
+                *([("cpu", "experts", *times.cpu_ns)] if times.cpu_ns else []),
             ]
             for track, kind, start_ns, end_ns in pieces:
                 if end_ns > start_ns and not (kind == "stall" and times.num_loads == 0 and end_ns - start_ns < 5_000):

@@ -85,7 +85,7 @@ def offload(
     files = expert_files(model)
     sites = find_sites(model)
     shape = model_shape(model, sites, name or model_name(model))
-    capacity = plan_capacity(config.cache, shape)
+    capacity = plan_capacity(config.cache, shape, config.cpu.whole_layers(shape.num_moe_layers))
     core = OffloadCore.from_config(config, shape, log)
     predictor = _make_predictor(model, core, sites, default_vectors, estimator)
     device = next(model.parameters()).device

@@ -31,6 +31,14 @@ CONFIGS = {
     },
     "lru, quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden", "max_experts": 1}},
     "lru, previous token": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "previous-token"}},
+    "misses on the CPU": {"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses", "admissions": 1}},
+    "misses on the CPU, quasi-hidden": {
+        "cache": {"policy": "lfu", "budget_ratio": 0.4},
+        "prefetch": {"source": "quasi-hidden"},
+        "cpu": {"policy": "misses", "layers": 1},
+    },
+    "threshold": {"cache": {"budget_ratio": 0.4}, "cpu": {"policy": "threshold", "max_tokens": 3, "admissions": 0}},
+    "layers on the CPU": {"cache": {"budget_ratio": 0.4}, "cpu": {"layers": [1, 2]}},
 }
 
 
@@ -66,10 +74,11 @@ def test_without_a_race_every_call_and_plan_is_the_same(
     for place, (left, right) in enumerate(zip(live, simulated, strict=False)):
         assert left == right, f"entry {place} differs"
     assert len(live) == len(simulated)
-    assert any(entry[0] == "wave" and entry[1].loads for entry in live)
+    assert any(entry[1].loads if entry[0] == "wave" else entry[0] == "prefetch" and entry[1] for entry in live)
+    assert any(entry[0] == "wave" and entry[1].cpu_experts for entry in live) == config.cpu.is_used
 
 
-@pytest.mark.parametrize("name", ["lru, quasi-hidden", "no cache, quasi-hidden"])
+@pytest.mark.parametrize("name", ["lru, quasi-hidden", "no cache, quasi-hidden", "misses on the CPU, quasi-hidden"])
 def test_a_live_run_with_races_replays_offline_decision_by_decision(
     loaded: LoadedModel, captured: tuple[Trace, Path], name: str
 ) -> None:
