@@ -49,7 +49,11 @@ def validate_command(
     Example: moe-studio validate --live --out record.json --save-hardware hardware.toml
     Example: moe-studio validate --published published.csv --pairs pairs.csv
     """
+    from trace_capture.errors import StudioError
+
     mode = _one_mode({"--live": live, "--published": published is not None})
+    if published is None and (pairs is not None or fit):
+        raise StudioError("--pairs and --fit go with --published; give the table of measurements too")
     if published is not None:
         _run_published(published, pairs, fit, out, as_json)
     if mode == "--live":
@@ -83,7 +87,10 @@ def _one_mode(given: dict[str, bool]) -> str:
 
 def _run_published(published: Path, pairs: Path | None, fit: bool, out: Path | None, as_json: bool) -> None:
     from simulator.validation.published import fit_published, validate_published
+    from trace_capture.errors import StudioError
 
+    if out is not None and not fit:
+        raise StudioError("--out with --published writes the record of the table, which --fit makes; add --fit")
     record = None
     if fit:
         record = fit_published(published, f"moe-studio validate --published {published.name} --fit --out {out}")

@@ -64,11 +64,11 @@ def find_machine(row: PublishedRow, traits: EngineTraits) -> Machine | None:
     link, link_known = _link(row, card or {})
     assumed = (*(() if host_known else ("host",)), *(() if link_known else ("link",)))
     count = max(1, row.gpu_count)
-    memory = row.device_memory_gb or (card["memory_gb"] * count if card else 0.0)
     device = _device(row, card or {"match": ["none"], "memory_gb": 0, "memory_gb_per_s": 1, "tflops": 1})
+    memory = 2**30 * row.device_memory_gb if row.device_memory_gb else count * device.memory_bytes.value
     name = f"{device.name}, {host.name}, {link.name}"
     profile = HardwareProfile(name=name, link=link, device=device, host=host)
-    return Machine(profile, memory * 2**30, count, sockets, assumed)
+    return Machine(profile, memory, count, sockets, assumed)
 
 
 @cache
@@ -90,6 +90,8 @@ def _names(name: str, text: str) -> bool:
 
 
 def _device(row: PublishedRow, card: dict[str, Any]) -> DeviceProfile:
+    if "part" in card:
+        return _part("gpu", card["part"], DeviceProfile)
     numbers = {
         "memory_bytes": _sheet(card["memory_gb"] * 2**30),
         "memory_bytes_per_s": _sheet(card["memory_gb_per_s"] * 1e9),

@@ -19,7 +19,7 @@ from simulator.validation.published_prefill import predict_prefill_per_s
 from simulator.validation.published_rows import OrderedPair, PublishedRow, read_rows
 from simulator.validation.published_score import Efficiencies, Ratio, errors_of, rank
 from simulator.validation.record import ValidationRecord
-from trace_capture.errors import TraceError
+from trace_capture.errors import StudioError, TraceError
 from trace_capture.hardware import HostProfile
 from trace_capture.machine_parts import load_part
 
@@ -165,6 +165,14 @@ def test_command_prints_what_others_rely_on(tmp_path: Path) -> None:
     row = values["rows"][0]
     assert row["id"] == "I01" and row["measured"] == 50
     assert row["low"] < row["predicted"] < row["high"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--live", "--fit"], ["--published", str(INVENTED), "--out", "x.json"]], ids=["fit", "out"]
+)
+def test_options_that_would_do_nothing_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(StudioError, match="--fit"):
+        CliRunner().invoke(app, ["validate", *arguments], catch_exceptions=False)
 
 
 def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
