@@ -111,6 +111,7 @@ class Engine:
         """(token, expert) pairs that the device has computed; each pair is computed once, here or on the CPU."""
         self.pairs_on_cpu = 0
         self._announced: PassRecord | None = None
+        self._drafting_ns = 0
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
         self._broken = False
@@ -139,7 +140,20 @@ class Engine:
 
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
-        self._announced = PassRecord(perf_counter_ns(), is_prefill, tokens)
+        now_ns = perf_counter_ns()
+        began_ns, self._drafting_ns = self._drafting_ns or now_ns, 0
+        self._announced = PassRecord(began_ns, is_prefill, tokens, now_ns - began_ns)
+
+    def drafting_begins(self) -> None:
+        """See `runtime.speculative.DraftListener`: a pass begins with the drafts that are made for it."""
+        self._drafting_ns = perf_counter_ns()
+
+    def verify_begins(self, drafted: int) -> None:
+        """See `runtime.speculative.DraftListener`."""
+
+    def drafts_judged(self, accepted: int) -> None:
+        """See `runtime.speculative.DraftListener`."""
+        self.passes[-1].accepted_drafts = accepted
 
     def run_layer(self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H].

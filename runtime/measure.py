@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +15,7 @@ from runtime.engine import Engine
 from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offloaded
 from runtime.records import LayerTimes, PassRecord
+from runtime.speculative import Drafting, watch_drafts
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import summarise
@@ -35,6 +37,7 @@ def measure(
     max_new_tokens: int,
     *,
     sampling: Sampling = GREEDY,
+    drafting: Drafting | None = None,
     first_sequence: int = 0,
     hardware: HardwareProfile | None = None,
     trace_digest: str = "",
@@ -49,6 +52,7 @@ def measure(
         loaded: an untouched model.
         prompts, max_new_tokens, sampling: the workload.
         config: offload configuration.
+        drafting: decode speculatively.
         first_sequence: number of the first prompt, which shifts its seed: with the numbers and seed of a capture the
             run makes the very tokens of that trace.
         hardware: profile to name in the record.
@@ -66,13 +70,14 @@ def measure(
     """
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     texts: list[str] = []
-    with offloaded(loaded.model, config, default_vectors=vectors_path, estimator=estimator_path) as engine:
+    options: dict[str, Any] = {"default_vectors": vectors_path, "estimator": estimator_path}
+    with offloaded(loaded.model, config, **options) as engine, watch_drafts(loaded.model, [engine]):
         if record_spans:
             engine.link.spans = []
         ends_ns: list[int] = []
         sequence_of_pass: list[int] = []
         for offset, ids in enumerate(encoded):
-            texts.append(loaded.generate(ids, max_new_tokens, sampling, first_sequence + offset))
+            texts.append(loaded.generate(ids, max_new_tokens, sampling, first_sequence + offset, drafting))
             ends_ns.append(perf_counter_ns())
             sequence_of_pass += [first_sequence + offset] * (len(engine.passes) - len(sequence_of_pass))
             if progress is not None:
@@ -133,7 +138,7 @@ def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
     taken to be the median of the other layers'."""
     layers = record.layers
     gaps = [after.entered_ns - before.done_ns for before, after in zip(layers, layers[1:], strict=False)]
-    first_gap = layers[0].entered_ns - record.began_ns
+    first_gap = layers[0].entered_ns - record.began_ns - record.drafting_ns
     first_dense = min(round(median(gaps)), first_gap) if gaps else first_gap
     terms = {
         "dense": sum(gaps) + first_dense,
@@ -145,6 +150,7 @@ def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
         "issue": 0,
         "predict": sum(layer.predicted_ns - layer.decided_ns for layer in layers),
         "stall": sum(layer.landed_ns - layer.submitted_ns for layer in layers),
+        "drafting": record.drafting_ns,
     }
     terms["overhead"] = end_ns - record.began_ns - sum(terms.values())
     return terms
@@ -158,7 +164,9 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
     zero = records[0].began_ns
     spans: list[Span] = []
     for pass_id, record in enumerate(records):
-        previous_ns = record.began_ns
+        previous_ns = record.began_ns + record.drafting_ns
+        if record.drafting_ns:
+            spans.append(Span("device", "drafting", record.began_ns - zero, previous_ns - zero, pass_id, -1))
         for layer, times in enumerate(record.layers):
             pieces = [
                 ("device", "dense", previous_ns, times.entered_ns),

@@ -29,13 +29,13 @@ PROMPT_LOOKUP = "prompt-lookup"
 class DraftListener(Protocol):
     """Is told of each round of speculative decoding, in this order; see `watch_drafts`."""
 
-    def drafting(self) -> None:
+    def drafting_begins(self) -> None:
         """Drafting begins."""
 
-    def verifying(self, drafted: int) -> None:
+    def verify_begins(self, drafted: int) -> None:
         """Drafting has ended; the forward pass that comes verifies so many tokens (0: it decodes one)."""
 
-    def verified(self, accepted: int) -> None:
+    def drafts_judged(self, accepted: int) -> None:
         """So many of the drafted tokens are kept; the pass gave that many output tokens and one more."""
 
 
@@ -56,7 +56,8 @@ class Drafting:
     @property
     def settings(self) -> DraftSettings:
         """For a trace's metadata."""
-        return DraftSettings(kind=self.kind, gamma=self.gamma)
+        sizes = [] if self.model is None else [one.numel() * one.element_size() for one in self.model.parameters()]
+        return DraftSettings(kind=self.kind, gamma=self.gamma, weight_bytes=sum(sizes))
 
     def apply(self, config: GenerationConfig) -> dict[str, Any]:
         """Put it into the settings of a call of `generate`; gives further arguments for it.
@@ -105,7 +106,8 @@ def load_drafting(draft: str | None, gamma: int, target: LoadedModel) -> Draftin
 def watch_drafts(model: CausalModel, listeners: Sequence[DraftListener]) -> Iterator[None]:
     """Tell listeners of every round of assisted generation of `model` within the block.
 
-    The first forward pass, which reads the prompt, verifies nothing, so that it is a prefill and nothing else.
+    The first forward pass, which reads the prompt, verifies nothing, so that it is a prefill and nothing else: its
+    round has no drafts, and its drafting is the draft model reading the prompt.
     """
     make = model._get_candidate_generator
 
@@ -131,21 +133,17 @@ class _Watched(CandidateGenerator):  # type: ignore[misc]  # mypy does not follo
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """See transformers' `CandidateGenerator`."""
-        if not self._has_prefilled:
-            self._inner.get_candidates(input_ids, **kwargs)  # the draft model reads the prompt, too
-            return input_ids, None
         for listener in self._listeners:
-            listener.drafting()
+            listener.drafting_begins()
         ids, logits = self._inner.get_candidates(input_ids, **kwargs)
+        if not self._has_prefilled:  # the draft model has read the prompt, too; what it drafted meanwhile is dropped
+            ids, logits, self._has_prefilled = input_ids, None, True
         for listener in self._listeners:
-            listener.verifying(ids.shape[1] - input_ids.shape[1])
+            listener.verify_begins(ids.shape[1] - input_ids.shape[1])
         return ids, logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: Any) -> None:
         """See transformers' `CandidateGenerator`."""
-        if not self._has_prefilled:
-            self._has_prefilled = True
-            return
         for listener in self._listeners:
-            listener.verified(int(num_matches))
+            listener.drafts_judged(int(num_matches))
         self._inner.update_candidate_strategy(input_ids, scores, num_matches)

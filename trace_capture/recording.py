@@ -43,14 +43,14 @@ class PassRecording:
         self._position = 0
         self._drafted = 0
 
-    def drafting(self) -> None:
+    def drafting_begins(self) -> None:
         """Draft tokens are about to be made; nothing of that is recorded."""
 
-    def verifying(self, drafted: int) -> None:
+    def verify_begins(self, drafted: int) -> None:
         """The next pass verifies `drafted` tokens."""
         self._drafted = drafted
 
-    def verified(self, accepted: int) -> None:
+    def drafts_judged(self, accepted: int) -> None:
         """So many of the drafted tokens were kept."""
         self._release(accepted)
 

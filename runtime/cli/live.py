@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import run_json, say_run
-from runtime.cli.traces import Estimator, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
+from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
 
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
@@ -27,6 +27,8 @@ def run_command(
     max_new_tokens: NewTokens = 64,
     temperature: Temperature = 0.8,
     seed: Seed = 0,
+    draft: Draft = None,
+    gamma: Gamma = 8,
     vectors: Vectors = None,
     estimator: Estimator = None,
     stream: Stream = None,
@@ -41,6 +43,7 @@ def run_command(
         from runtime.checkpoint import load_streamed, should_stream
         from runtime.measure import measure
         from runtime.models import Sampling, load_model, read_prompts
+        from runtime.speculative import load_drafting
     from simulator.config_file import load_config
     from simulator.policies.config import OffloadConfig
 
@@ -55,6 +58,7 @@ def run_command(
             chosen,
             max_new_tokens,
             sampling=Sampling(temperature, seed),
+            drafting=load_drafting(draft, gamma, loaded),
             vectors_path=vectors,
             estimator_path=estimator,
             progress=step("run"),

@@ -117,7 +117,7 @@ def test_truncated_edited_and_foreign_traces(trace: Path, tmp_path: Path) -> Non
 
 def test_unknown_names_offer_the_nearest(trace: Path) -> None:
     assert_refused(studio("simulate", trace, "--strategy", "lruu"), "did you mean 'lru'")
-    assert_refused(studio("simulate", trace, "--prefetch", "oracle"), "choose one of")
+    assert_refused(studio("simulate", trace, "--prefetch", "oracel"), "did you mean 'oracle'")
     assert_refused(studio("simulate", trace, "--hardware", "rtx9999"), "rtx4090-pcie4x16")
     assert_refused(studio("simulate", trace, "--scope", "galaxy"), "scope")
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from runtime.capture import capture
+from runtime.measure import measure
 from runtime.models import GREEDY, LoadedModel, Sampling, quiet_transformers
 from runtime.offloading import offloaded
 from runtime.speculative import PROMPT_LOOKUP, Drafting, load_drafting, watch_drafts
@@ -42,13 +43,13 @@ class Diary:
     def __init__(self) -> None:
         self.rounds: list[tuple[str, int]] = []
 
-    def drafting(self) -> None:
+    def drafting_begins(self) -> None:
         self.rounds.append(("drafting", 0))
 
-    def verifying(self, drafted: int) -> None:
+    def verify_begins(self, drafted: int) -> None:
         self.rounds.append(("verifying", drafted))
 
-    def verified(self, accepted: int) -> None:
+    def drafts_judged(self, accepted: int) -> None:
         self.rounds.append(("verified", accepted))
 
 
@@ -68,7 +69,7 @@ def test_greedy_output_is_that_of_plain_decoding_offloaded_or_not(
     drafted = [count for name, count in diary.rounds if name == "verifying"]
     accepted = [count for name, count in diary.rounds if name == "verified"]
     assert max(drafted) == GAMMA and all(kept <= made for kept, made in zip(accepted, drafted, strict=True))
-    assert 1 + sum(accepted) + len(accepted) == 24
+    assert sum(accepted) + len(accepted) == 24 and drafted[0] == 0, "the first round is the prefill"
     with offloaded(any_model, OffloadConfig.for_fraction(0.5, h2d_bytes_per_s=1e9, latency_ns=0)):
         assert loaded.generate(ids, 24, GREEDY, 0, drafting) == plain
 
@@ -101,6 +102,21 @@ def test_recorded_verify_passes_are_what_plain_decoding_records(loaded: LoadedMo
         assert truth.num_tokens - 1 <= length <= truth.num_tokens
         for column in ("token_id", "position", "experts"):
             assert np.array_equal(getattr(certain, column), getattr(truth, column)[:length]), column
+
+
+def test_a_measured_run_counts_output_tokens_and_tells_drafting_apart(loaded: LoadedModel) -> None:
+    config = OffloadConfig.for_fraction(0.5, h2d_bytes_per_s=1e9, latency_ns=0)
+    drafting = draftings(loaded.model)["model"]
+    run = measure(loaded, [PROMPT], config, 30, sampling=Sampling(ignore_eos=True), drafting=drafting)
+    metrics = run.metrics
+    assert metrics.decode_tokens == 29 and 0 < metrics.accepted_drafts < metrics.drafted_tokens
+    assert sum(metrics.tpot_terms_ms.values()) == pytest.approx(metrics.tpot_ms)
+    spans = [span for span in run.spans if span.kind == "drafting"]
+    decode = sum(span.end_ns - span.start_ns for span in spans if span.pass_id > 0)
+    assert decode / 1e6 / 29 == pytest.approx(metrics.tpot_terms_ms["drafting"]) and decode > 0
+    for track in ("device", "host"):
+        ends = [(span.start_ns, span.end_ns) for span in run.spans if span.track == track and span.kind != "evict"]
+        assert all(before[1] <= after[0] for before, after in zip(ends, ends[1:], strict=False)), track
 
 
 def test_nothing_is_left_on_the_model_when_the_block_ends(loaded: LoadedModel) -> None:
