@@ -31,7 +31,8 @@ class EngineTraits:
     """Share of two sockets' memory rate that CPU experts get. Published: ktransformers 12.95 tok/s on two sockets,
     9.5 on one, llama.cpp 4.51 on two (DeepSeek-R1)."""
     launch_ratio: float = 1.0
-    """Launches per layer against those of fused kernels; eager PyTorch launches every operation of every expert."""
+    """Launches per layer against those of fused kernels; eager PyTorch launches every operation of
+    every expert out of Python, about a millisecond per layer."""
     streaming: Streaming = "active experts"
     """What crosses the link when nothing is cached: the active experts, all weights of layers that do not fit,
     all weights of all layers (ZeRO-3 keeps none), or every module that runs, one synchronous pageable copy each."""
@@ -68,12 +69,12 @@ _BY_NAME: tuple[tuple[str, EngineTraits], ...] = (
     ("sglang", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("tensorrt", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
     ("atlas", EngineTraits("vllm", streaming="whole layers", numa_ratio=0.5)),
-    ("accelerate", EngineTraits("transformers", launch_ratio=3.0, streaming="modules")),
-    ("deepspeed", EngineTraits("transformers", launch_ratio=3.0, streaming="all weights")),
-    ("moe-infinity", EngineTraits("transformers", launch_ratio=3.0, caches=True)),
-    ("mixtral-offloading", EngineTraits("transformers", launch_ratio=3.0)),
-    ("fiddler", EngineTraits("transformers", launch_ratio=3.0, misses_on_cpu=True)),
-    ("transformers", EngineTraits("transformers", launch_ratio=3.0, streaming="modules")),
+    ("accelerate", EngineTraits("transformers", launch_ratio=10.0, streaming="modules")),
+    ("deepspeed", EngineTraits("transformers", launch_ratio=10.0, streaming="all weights")),
+    ("moe-infinity", EngineTraits("transformers", launch_ratio=10.0, caches=True)),
+    ("mixtral-offloading", EngineTraits("transformers", launch_ratio=10.0)),
+    ("fiddler", EngineTraits("transformers", launch_ratio=10.0, misses_on_cpu=True)),
+    ("transformers", EngineTraits("transformers", launch_ratio=10.0, streaming="modules")),
     ("yalis", EngineTraits("transformers")),
 )
 _CUSTOM = EngineTraits("custom")

@@ -116,7 +116,8 @@ def _host(row: PublishedRow, traits: EngineTraits) -> tuple[HostProfile, int, bo
             cores, theoretical = (8.0 if given < 120 else 32.0), given
         if sockets == 2 and given < 0.6 * theoretical and row.ram_kind != "measured":
             sockets, cores, sustained = 1, cores / 2, sustained / 2
-        if row.ram_kind == "theoretical":
+        is_bare_product = row.ram_kind == "stated" and entry is not None and given >= 0.95 * theoretical
+        if row.ram_kind == "theoretical" or is_bare_product:
             sustained = min(sustained, SUSTAINED_RATIO * given) if entry is not None else SUSTAINED_RATIO * given
         else:
             sustained = given

@@ -175,7 +175,8 @@ def _cpu_only(case: Case) -> dict[str, float]:
         shape.expert_bytes[0]
     )
     other = sum(shape.dense_bytes) + shape.head_bytes + shape.kv_bytes_per_token * case.context
-    dispatch = shape.num_layers * 2 * case.machine.profile.host.layer_dispatch_ns.value  # type: ignore[union-attr]
+    profile = case.machine.profile.host
+    dispatch = 0.0 if profile is None else 4 * shape.num_layers * profile.expert_dispatch_ns.value
     return {"cpu dense": other * per_byte, "cpu": shape.bytes_per_token * per_byte, "dispatch": dispatch}
 
 
