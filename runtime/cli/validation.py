@@ -127,7 +127,7 @@ def _say_published(result: PublishedValidation) -> None:
             + (f", inside a band made without it {100 * covered:.0f} %" if covered is not None else "")
         )
     if values["ranking_pairs"]:
-        say(f"order of strong pairs right: {100 * values['ranking_accuracy']:.0f} % of {values['ranking_pairs']}")
+        say(f"order of strong pairs right: {100 * values['ranking_accuracy']:.1f} % of {values['ranking_pairs']}")
     for reason, count in values["skip_reasons"].items():
         say(f"  {count} without a prediction: {reason}")
     for reason, count in values["ranking_only_reasons"].items():

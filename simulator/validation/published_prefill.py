@@ -41,7 +41,8 @@ def predict_prefill_per_s(row: PublishedRow) -> float | None:
     case = find_case(row)
     if isinstance(case, str):
         return None
-    prompt, batch = _prompt_tokens(row), _micro_batch(case)
+    batch = _micro_batch(case)
+    prompt = _prompt_tokens(row)
     passes, tokens = math.ceil(prompt / batch), min(prompt, batch)
     away = _away_layers(case)
     copy_ns, compute_ns = _away_ns(case, away, tokens), _device_ns(case, away, tokens)
@@ -50,15 +51,20 @@ def predict_prefill_per_s(row: PublishedRow) -> float | None:
 
 
 def _prompt_tokens(row: PublishedRow) -> int:
+    """As stated; where it is not, at least one micro-batch of a stated size, which nobody sets for shorter prompts."""
     if row.context_tokens:
         return row.context_tokens
     setting = row.setting.lower()
-    return SHORT_PROMPT if "short" in setting else LONG_PROMPT if "long" in setting else DEFAULT_PROMPT
+    usual = SHORT_PROMPT if "short" in setting else LONG_PROMPT if "long" in setting else DEFAULT_PROMPT
+    return max(usual, int(_stated_batch(row) or 0))
 
 
 def _micro_batch(case: Case) -> int:
-    stated = first_number(r"ubatch (\d+)|-ub (\d+)|chunk (\d+)", case.row.text)
-    return int(stated or (MICRO_BATCH_GGUF if case.traits.reads_gguf else MICRO_BATCH))
+    return int(_stated_batch(case.row) or (MICRO_BATCH_GGUF if case.traits.reads_gguf else MICRO_BATCH))
+
+
+def _stated_batch(row: PublishedRow) -> float | None:
+    return first_number(r"ubatch (\d+)|-ub (\d+)|chunk (\d+)", row.text)
 
 
 def _away_layers(case: Case) -> float:
