@@ -77,7 +77,7 @@ def shape_from_config(config: Mapping[str, Any], name: str, where: str = "model 
     """The shape of a model from the content of its `config.json`.
 
     Key-value bytes of latent attention are those of the compressed cache (latent and rotary part), which serving
-    engines keep; transformers' own cache is larger.
+    engines and current transformers keep.
 
     Args:
         config: keys as in the file.

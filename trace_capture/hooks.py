@@ -243,6 +243,7 @@ def model_shape(model: CausalModel, sites: Sequence[MoeSite], name: str) -> Mode
         dense_bytes=_dense_bytes(model, sites, expert_bytes),
         head_bytes=sum(p.numel() * p.element_size() for p in head.parameters()) if head is not None else 0,
         kv_bytes_per_token=some.element_size() * sum(_kv_width(config, n) for n in range(config.num_hidden_layers)),
+        kv_counts="latent" if _keeps_latent(config) else "heads",
     )
 
 
@@ -251,11 +252,16 @@ def _layer_config(config: Any, layer: int) -> Any:
     return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
 
 
+def _keeps_latent(config: Any) -> bool:
+    """Whether attention is latent, whose cache engines and current transformers keep compressed."""
+    return getattr(config, "kv_lora_rank", None) is not None
+
+
 def _kv_width(config: Any, layer: int) -> int:
     """Numbers that a decoder layer keeps per token for attention."""
     own = _layer_config(config, layer)
-    if getattr(own, "kv_lora_rank", None):  # latent attention: transformers caches keys and values of all heads
-        return int(own.num_attention_heads * (own.qk_nope_head_dim + own.qk_rope_head_dim + own.v_head_dim))
+    if _keeps_latent(config):
+        return int(own.kv_lora_rank + own.qk_rope_head_dim)
     head_dim = getattr(own, "head_dim", None) or own.hidden_size // max(1, own.num_attention_heads)
     return 2 * (getattr(own, "num_key_value_heads", 0) or 0) * int(head_dim)
 

@@ -81,8 +81,7 @@ class ModelShape(BaseModel):
     kv_bytes_per_token: NonNegativeInt = 0
     """Bytes of key-value cache that one token of context adds, over all layers, as long as no window is full."""
     kv_counts: Literal["heads", "latent"] = "heads"
-    """What those bytes are in a model with latent attention: keys and values of all heads, as transformers caches
-    them, or the latent that serving engines keep."""
+    """What those bytes are: keys and values of the heads, or the latent of a model with latent attention."""
     attention: tuple[AttentionKind, ...] = ()
     """Kinds of attention; empty where only `kv_bytes_per_token` is known, which is then full attention."""
     attention_bytes: tuple[NonNegativeInt, ...] = ()
@@ -170,7 +169,7 @@ class ModelShape(BaseModel):
         )
 
     def with_weights(self, experts: str, dense: str | None = None) -> ModelShape:
-        """The same model with its weights stored in another format.
+        """The same model with its weights stored in another format, and the format behind its name.
 
         Args:
             experts: format of the routed experts, as `weight_bits` knows it.
@@ -189,6 +188,7 @@ class ModelShape(BaseModel):
         bits, old_bits = weight_bits(experts), find_weight_bits(self.weight_dtype)
         extra = [0 if old_bits is None else max(0, size - round(weights * old_bits / 8)) for size in self.expert_bytes]
         changes: dict[str, object] = {
+            "name": f"{self.name.partition(':')[0]}:{experts.lower()}",
             "weight_dtype": experts.lower(),
             "dense_dtype": self.dense_dtype or self.weight_dtype,
             "expert_bytes": tuple(round(weights * bits / 8) + rest for rest in extra),

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from trace_capture.hardware import HardwareProfile
+    from trace_capture.trace import Trace
 
 DEFAULT_HARDWARE = "rtx4090-pcie4x16"
 
@@ -22,6 +23,23 @@ Disk = Annotated[str | None, typer.Option("--disk", help="Disk for experts that 
 Set = Annotated[
     list[str], typer.Option("--set", help="One number of the machine, such as host.cores=8 (may be repeated).")
 ]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="Replay with weights in another format, such as q4_k_m or mxfp4.")
+]
+
+
+def in_format(trace: Trace, weights: str | None) -> Trace:
+    """The same routing of a model whose weights are stored in another format; None: as they are.
+
+    Raises:
+        ModelError: the format is unknown, or the trace does not say how large its experts are.
+    """
+    from dataclasses import replace
+
+    if weights is None:
+        return trace
+    shape = trace.shape.with_weights(weights)
+    return replace(trace, info=trace.info.model_copy(update={"shape": shape}))
 
 
 def chosen_profile(

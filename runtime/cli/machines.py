@@ -16,8 +16,10 @@ from runtime.cli.hardware_options import (
     Host,
     Link,
     Set,
+    Weights,
     chosen_profile,
     hardware_flags,
+    in_format,
 )
 from runtime.cli.traces import Model, PromptFile, Texts, Vectors
 
@@ -102,6 +104,7 @@ def simulate_command(
     link: Link = None,
     disk: Disk = None,
     numbers: Set = [],  # noqa: B006 - typer reads it once
+    weights: Weights = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +117,7 @@ def simulate_command(
     from simulator.replay import simulate
     from trace_capture.trace import Trace
 
-    loaded = Trace.load(trace)
+    loaded = in_format(Trace.load(trace), weights)
     chosen = (
         load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
     )
@@ -139,6 +142,7 @@ def tune_command(
     link: Link = None,
     disk: Disk = None,
     numbers: Set = [],  # noqa: B006 - typer reads it once
+    weights: Weights = None,
     budget_mib: BudgetMib = None,
     budget_ratio: BudgetRatio = None,
     global_pool: Annotated[bool, typer.Option(help="Also try one pool for all layers.")] = False,
@@ -153,7 +157,7 @@ def tune_command(
     from simulator.tune import tune
     from trace_capture.trace import Trace
 
-    loaded, profile = Trace.load(trace), chosen_profile(hardware, gpu, host, link, disk, numbers)
+    loaded, profile = in_format(Trace.load(trace), weights), chosen_profile(hardware, gpu, host, link, disk, numbers)
     budget = _budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes)
     device = DeviceConfig.for_link(profile.link)
     with progress_bar(not as_json) as step:

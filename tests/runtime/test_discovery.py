@@ -67,6 +67,19 @@ def test_dense_first_layers_are_not_sites(tiny) -> None:
     assert [(site.index, site.decoder_layer) for site in sites] == [(0, 1), (1, 2), (2, 3)]
 
 
+def test_cache_bytes_are_those_that_transformers_keeps(tiny) -> None:
+    for model_type, counts in (("qwen3_moe", "heads"), ("deepseek_v2", "latent")):
+        model = tiny(model_type)
+        shape = model_shape(model, discover(model), "x")
+        with torch.no_grad():
+            cache = getattr(model(PROMPT.to(model.device), use_cache=True), "past_key_values")  # noqa: B009
+        kept = sum(kv.numel() * kv.element_size() for layer in cache.layers for kv in (layer.keys, layer.values))
+        sizes, width = model.config, 16 + 8 + 16  # older transformers kept keys and values of all heads
+        expanded = 4 * PROMPT.shape[1] * sizes.num_hidden_layers * sizes.num_attention_heads * width
+        assert shape.kv_counts == counts
+        assert shape.kv_bytes_per_token * PROMPT.shape[1] == kept or (counts == "latent" and kept == expanded)
+
+
 def test_default_vectors_are_direct_means_and_unseen_pairs_are_zero(tiny) -> None:
     model = tiny("mixtral")
     sites = discover(model)
