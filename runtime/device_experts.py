@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from runtime.kernels import Kernel, Routed, SlotExperts, WaveSum, gathered, stock_kernel
+from runtime.kernels import Kernel, Routed, SlotExperts, WaveSum, gathered, on_device, stock_kernel
 from runtime.slots import SlotPool
 from trace_capture.hooks import MoeSite
 
@@ -24,12 +23,17 @@ class DeviceExperts:
     def __init__(self, sites: Sequence[MoeSite], pools: Sequence[SlotPool], implementation: str | None) -> None:
         self._sites = sites
         self._pools = pools
-        self._kernels: list[tuple[Kernel, bool]] = [stock_kernel(site.experts, implementation) for site in sites]
+        self._kernels: list[tuple[Kernel, bool]] = []
+        self.use(implementation)
         is_shared = len({id(pool) for pool in pools}) < len(sites)
         self._views = [
             None if is_shared else SlotExperts(site.experts, pool.tensors)
             for site, pool in zip(sites, pools, strict=True)
         ]
+
+    def use(self, implementation: str | None) -> None:
+        """Run the kernels of this experts implementation from now on."""
+        self._kernels = [stock_kernel(site.experts, implementation) for site in self._sites]
 
     def run_whole(self, layer: int, experts: Sequence[int], routed: Routed, index: Tensor) -> Tensor:
         """A layer in one kernel call, with the rounding of the untouched model: [T, H]; `index` is `rows` as the
@@ -40,7 +44,7 @@ class DeviceExperts:
         if view is None or in_expert_order:
             view, slots = self._gathered(layer, slots)
         renamed = [[slots[expert] for expert in row] for row in routed.rows]
-        slot_index = torch.tensor(renamed, dtype=index.dtype, device=index.device)
+        slot_index = on_device(renamed, index.device, index.dtype)
         return kernel(view, routed.hidden, slot_index, routed.weights)
 
     def parts_of(self, layer: int, routed: Routed) -> WaveSum:

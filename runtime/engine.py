@@ -35,10 +35,11 @@ from trace_capture.model_shape import ModelShape
 
 
 class Foreseen(NamedTuple):
-    """Routing predicted for the next layer, each [T, K]."""
+    """Routing predicted for the next layer: ids and weights [T, K], and the ids as the host has them [T][K]."""
 
     ids: Tensor
     weights: Tensor
+    rows: list[list[int]]
 
 
 @dataclass
@@ -118,12 +119,22 @@ class Engine:
         self.preloaded: tuple[Key, ...] = ()
         """Experts that were on the device before the first pass."""
         self.turns = Turns()
-        self.recall = [Recall() for _ in sites]
-        """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
+        self._recall = [Recall() for _ in sites]
+        self._unjudged: list[tuple[int, list[list[int]], Tensor]] = []
         self.verified: list[int] | None = None
         """Debug check, slow: set to [0] * L to compare every expert with its bank at every use; counts the uses."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
+
+    @property
+    def recall(self) -> list[Recall]:
+        """How often predictions for each MoE layer [L] were right; nothing is predicted for the first."""
+        self._judge()
+        return self._recall
+
+    def use_kernels(self, implementation: str | None) -> None:
+        """Run the device's experts with the kernels of this experts implementation from now on."""
+        self._device.use(implementation)
 
     def preload(self) -> None:
         """Bring experts to the device before the first pass, where the configuration says so.
@@ -172,8 +183,8 @@ class Engine:
         entered_ns = perf_counter_ns()
         if layer == 0:
             self._begin_pass(hidden.shape[0])
-        top_k_index, top_k_weights = self._executed(layer, top_k_index, top_k_weights)
-        run = LayerRun(layer, Routed(hidden, top_k_index.tolist(), top_k_weights), top_k_index)
+        top_k_index, top_k_weights, rows = self._executed(layer, top_k_index, top_k_weights)
+        run = LayerRun(layer, Routed(hidden, rows, top_k_weights), top_k_index)
         counts = Counter(chain.from_iterable(run.routed.rows))
         run.num_asked = len(counts)
         known = {expert: tokens for expert, tokens in counts.items() if expert < self.shape.num_experts}
@@ -184,6 +195,7 @@ class Engine:
             self._run_wave(run, wave)
             core.wave_done()
         num_pairs = sum(known.values())
+        self.link.settle()
         device_done_ns = perf_counter_ns() if run.job is not None else None
         output = run.output if run.output is not None else self._joined(run, num_pairs)
         dropped = core.layer_done()
@@ -242,6 +254,7 @@ class Engine:
         record = self._announced or PassRecord(perf_counter_ns(), tokens > 1, tokens)
         self._announced = None
         self._foreseen = None
+        self._judge()
         if self.speculate_in_prefill:
             record.is_prefill = False
         self.passes.append(record)
@@ -260,13 +273,23 @@ class Engine:
         self._broken = False
         self.preload()
 
-    def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """What a layer runs: its router's choice, or in mode `commit` what was predicted for it."""
+    def _executed(self, layer: int, top_k_index: Tensor, top_k_weights: Tensor) -> Foreseen:
+        """What a layer runs: its router's choice, or in mode `commit` what was predicted for it; in that mode the host
+        does not wait for the router."""
         foreseen, self._foreseen = self._foreseen, None
-        if foreseen is None:
-            return top_k_index, top_k_weights
-        self.recall[layer].add(foreseen.ids.tolist(), top_k_index.tolist())
-        return (foreseen.ids, foreseen.weights) if self.core.modes[layer] == "commit" else (top_k_index, top_k_weights)
+        if foreseen is not None and self.core.modes[layer] == "commit":
+            self._unjudged.append((layer, foreseen.rows, top_k_index))
+            return foreseen
+        rows = top_k_index.tolist()
+        if foreseen is not None:
+            self._recall[layer].add(foreseen.rows, rows)
+        return Foreseen(top_k_index, top_k_weights, rows)
+
+    def _judge(self) -> None:
+        """Hold committed predictions against what the routers chose."""
+        for layer, rows, chosen in self._unjudged:
+            self._recall[layer].add(rows, chosen.tolist())
+        self._unjudged.clear()
 
     def _route(self, layer: int, experts: dict[int, int]) -> None:
         """Tell the core what the router chose (expert -> tokens), and withdraw queued loads that turned out wrong."""
@@ -284,8 +307,9 @@ class Engine:
         in_decode = not self.passes[-1].is_prefill and layer + 1 < self.shape.num_moe_layers
         if self._predictor is not None and in_decode:
             ids, weights = self._predictor.predict(layer, top_k_index, top_k_weights)
-            self._foreseen = Foreseen(ids.to(top_k_index.dtype), weights.to(top_k_weights.dtype))
-            predicted = list(dict.fromkeys(chain.from_iterable(ids.tolist())))
+            rows = ids.tolist()
+            self._foreseen = Foreseen(ids.to(top_k_index.dtype), weights.to(top_k_weights.dtype), rows)
+            predicted = list(dict.fromkeys(chain.from_iterable(rows)))
             predicted_ns = perf_counter_ns()
         self._submit(self.core.plan_prefetch(predicted))
         return decided_ns, predicted_ns, perf_counter_ns()

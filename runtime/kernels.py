@@ -45,9 +45,19 @@ def stock_kernel(module: nn.Module, implementation: str | None) -> tuple[Kernel,
     return ALL_EXPERTS_FUNCTIONS[implementation], False
 
 
+def on_device(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers known to the host as a tensor on a device, behind what that computes and without waiting for it.
+
+    A plain copy to CUDA makes the host wait until the stream has come that far, and with it for every expert's copy
+    that the stream waits for; one from page-locked memory does not.
+    """
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 def gathered(module: nn.Module, tensors: ExpertTensors, slots: Sequence[int]) -> SlotExperts:
     """A look-alike with just the given slots, in that order: copies them together in device memory."""
-    index = torch.tensor(slots, device=next(iter(tensors.values())).device)
+    index = on_device(slots, next(iter(tensors.values())).device)
     return SlotExperts(module, {name: tensor.index_select(0, index) for name, tensor in tensors.items()})
 
 
@@ -75,8 +85,8 @@ def pairs_of(rows: list[list[int]], slot_of: Mapping[int, int]) -> Pairs:
 
 def run_pairs(kernel: Kernel, experts: SlotExperts, hidden: Tensor, top_k: int, pairs: Pairs) -> Tensor:
     """Outputs [pairs, H] of some pairs, each by itself and unweighted, where `hidden` [T, H] is."""
-    tokens = torch.tensor([place // top_k for place in pairs.places], device=hidden.device)
-    slots = torch.tensor(pairs.slots, device=hidden.device).unsqueeze(1)
+    tokens = on_device([place // top_k for place in pairs.places], hidden.device)
+    slots = on_device(pairs.slots, hidden.device).unsqueeze(1)
     ones = torch.ones(len(pairs.places), 1, dtype=hidden.dtype, device=hidden.device)
     return kernel(experts, hidden[tokens], slots, ones)
 
@@ -111,7 +121,7 @@ class WaveSum:
 
     def put(self, places: Sequence[int], outputs: Tensor) -> None:
         """Take in pairs that were computed elsewhere: `outputs` [pairs, H]."""
-        self._pairs[torch.tensor(places, device=self._pairs.device)] = outputs
+        self._pairs[on_device(places, self._pairs.device)] = outputs
         self.computed += len(places)
 
     def total(self) -> Tensor:

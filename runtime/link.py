@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class CopySpan(NamedTuple):
 @dataclass(eq=False)
 class CopyJob:
     """One expert to copy: pairs of destination and source, and how it went. `stamp` is called when it went well, on
-    the link's thread."""
+    the link's thread. `fence`, `event` and `ticket` are a CUDA link's own."""
 
     key: Key
     num_bytes: int
@@ -53,6 +53,9 @@ class CopyJob:
     priority: int
     pairs: Sequence[tuple[Tensor, Source]]
     stamp: Callable[[], None] | None = None
+    fence: Any = None
+    event: Any = None
+    ticket: int = 0
     submit_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
@@ -75,6 +78,10 @@ class ThreadedLink:
         self._outstanding: dict[Key, CopyJob] = {}
         self._served: deque[CopyJob] = deque()
         self._closing = False
+        self._failure: BaseException | None = None
+        self.times_parts = False
+        """For calibration: make the parts of a layer end where the host sees them end, so that they can be timed.
+        An emulated device is always so."""
         self.spans: list[CopySpan] | None = None
         """Set to a list to keep the timeline."""
         self._thread = threading.Thread(target=self._serve, name="moe-studio-link", daemon=True)
@@ -101,7 +108,7 @@ class ThreadedLink:
             return job is not None
 
     def wait(self, keys: Collection[Key]) -> None:
-        """Return when all `keys` have landed.
+        """Return when whatever is computed from now on finds all `keys` landed.
 
         Raises:
             LinkError: a copy failed.
@@ -111,9 +118,10 @@ class ThreadedLink:
             if job is None:
                 continue
             job.copied.wait()
+            self._check()
             if job.error is not None:
                 raise LinkError(f"copying expert {key[1]} of MoE layer {key[0]} failed: {job.error}") from job.error
-            wait_until(job.end_ns)
+            self._await(job)
 
     def drain(self) -> list[Key]:
         """Keys that have landed since the last call, in order.
@@ -125,16 +133,19 @@ class ThreadedLink:
         served = self._served
         if not served:
             return landed
+        self._check()
         now_ns = time.perf_counter_ns()
-        while served and served[0].end_ns <= now_ns:
+        while served and (served[0].error is not None or self._is_over(served[0], now_ns)):
             job = served.popleft()
             if job.error is not None:
                 raise LinkError(f"copying expert {job.key[1]} of MoE layer {job.key[0]} failed: {job.error}")
             del self._outstanding[job.key]
             landed.append(job.key)
-            if self.spans is not None:
-                self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.submit_ns, job.start_ns, job.end_ns))
+            self._note(job)
         return landed
+
+    def settle(self) -> None:
+        """Where parts are to be timed: return when everything computed so far is done."""
 
     def abandon(self) -> None:
         """Drop everything queued, wait for the copy that has begun, forget what has landed or failed."""
@@ -145,6 +156,7 @@ class ThreadedLink:
         for job in begun:
             job.copied.wait()
         self._served.clear()
+        self._failure = None
 
     def close(self) -> None:
         """Stop the thread; queued copies are dropped."""
@@ -166,7 +178,10 @@ class ThreadedLink:
                     job.end_ns = time.perf_counter_ns()
                 self._served.append(job)
                 job.copied.set()
-                self._rest(job)
+                try:
+                    self._rest(job)
+                except BaseException as error:  # noqa: BLE001 - handed to whoever waits or drains next
+                    self._failure = error
 
     def _next_job(self) -> CopyJob | None:
         with self._wake:
@@ -180,9 +195,31 @@ class ThreadedLink:
                     return None
                 self._wake.wait()
 
+    def _has_demand(self) -> bool:
+        """Whether a copy that a layer waits for is queued."""
+        with self._lock:
+            return any(job.priority == 0 for job in self._queued.values())
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise LinkError(f"the link failed: {self._failure}") from self._failure
+
+    def _note(self, job: CopyJob) -> None:
+        """Put a copy that is over on the timeline."""
+        if self.spans is not None:
+            self.spans.append(CopySpan(job.key, job.num_bytes, job.reason, job.submit_ns, job.start_ns, job.end_ns))
+
     def _copy(self, job: CopyJob) -> None:
         """Copy the pairs and set the job's start and end."""
         raise NotImplementedError
+
+    def _await(self, job: CopyJob) -> None:
+        """Make what is computed next find this copy landed."""
+        wait_until(job.end_ns)
+
+    def _is_over(self, job: CopyJob, now_ns: int) -> bool:
+        """Whether what is computed next finds this copy landed, without waiting."""
+        return job.end_ns <= now_ns
 
     def _rest(self, job: CopyJob) -> None:
         """Whatever keeps the link busy after a copy; by default nothing."""

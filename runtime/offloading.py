@@ -31,6 +31,8 @@ from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, is_ex
 IMPLEMENTATION = "moe_studio_offload"
 STREAMED_IMPLEMENTATION = "moe_studio_streamed"
 _PROBE_IMPLEMENTATION = "moe_studio_probe"
+_DECODE_SWITCH = "_optimize_model_for_decode"
+"""The method by which transformers' `generate` changes the experts implementation for the length of decode."""
 
 
 @dataclass
@@ -103,6 +105,7 @@ def offload(
     kernels = implementation if files is None else files.implementation
     engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor)
     others = _take_over(model, engine, sites, kernels)
+    _follow_decode_switch(model, engine, kernels, device)
     handles = watch_passes(model, engine)
     if predictor is not None:
         handles += predictor.attach()
@@ -126,6 +129,31 @@ def _take_over(model: CausalModel, engine: Engine, sites: list[MoeSite], kernels
     return others
 
 
+def decode_implementation(implementation: str | None, device_type: str) -> str | None:
+    """The experts implementation that `generate` decodes with, where a model is set to `implementation`: transformers
+    takes batched for grouped products on every device but the CPU, after prefill."""
+    return "batched_mm" if implementation == "grouped_mm" and device_type != "cpu" else implementation
+
+
+def _follow_decode_switch(model: CausalModel, engine: Engine, kernels: str | None, device: torch.device) -> None:
+    """Let the engine change kernels when the untouched model would: that looks for the name of its implementation,
+    which is ours while the model is offloaded."""
+    in_decode, switch = decode_implementation(kernels, device.type), getattr(model, _DECODE_SWITCH, None)
+    if in_decode == kernels or switch is None:
+        return
+
+    @contextmanager
+    def switched() -> Iterator[None]:
+        with switch():
+            engine.use_kernels(in_decode)
+            try:
+                yield
+            finally:
+                engine.use_kernels(kernels)
+
+    model.__dict__[_DECODE_SWITCH] = switched
+
+
 def unload(model: CausalModel) -> None:
     """Undo `offload`: the model is what it was, bit for bit.
 
@@ -140,6 +168,7 @@ def unload(model: CausalModel) -> None:
         raise ModelError("this model is not offloaded, so there is nothing to unload")
     for handle in state.handles:
         handle.remove()
+    model.__dict__.pop(_DECODE_SWITCH, None)
     state.engine.close()
     state.engine.store.restore()
     for site in state.sites:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 
 import pytest
 import torch
 from transformers import DynamicCache
 
+import runtime.offloading
 from runtime import offload, unload
+from runtime.offloading import decode_implementation
 from simulator.policies.config import OffloadConfig, parse_config
 
 FAST_LINK = {"h2d_bytes_per_s": 2e9, "latency_ns": 0}
@@ -126,3 +129,37 @@ def test_assisted_generation_on_an_offloaded_model_gives_the_same_tokens(tiny) -
         unload(model)
     assert torch.equal(found, expected)
     assert any(record.tokens > 1 and not record.is_prefill for record in engine.passes), "no pass verified a draft"
+
+
+def test_decode_runs_the_kernels_that_transformers_would_switch_to(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every device but the CPU `generate` decodes with batched instead of grouped products. Here the rule says so
+    for the CPU as well, and the untouched model is switched by hand."""
+    assert decode_implementation("grouped_mm", "cuda") == "batched_mm"
+    assert decode_implementation("grouped_mm", "cpu") == "grouped_mm"
+    assert [decode_implementation(name, "cuda") for name in (None, "eager", "deepgemm")] == [None, "eager", "deepgemm"]
+    model = tiny("qwen3_moe").to(torch.bfloat16)
+    assert model.config._experts_implementation == "grouped_mm"
+    monkeypatch.setattr(runtime.offloading, "decode_implementation", lambda *_: "batched_mm")
+    engine = offload(model, config("a quarter per layer"))
+    used: list[tuple[bool, str]] = []
+    use = engine.use_kernels
+    monkeypatch.setattr(engine, "use_kernels", lambda name: (used.append((len(engine.passes), name)), use(name)))
+    with torch.no_grad():
+        prompt = PROMPT[:, :1]
+        found = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    unload(model)
+    assert used == [(1, "batched_mm"), (12, "grouped_mm")], "prefill is not decoded, and afterwards all is as before"
+    assert "_optimize_model_for_decode" not in vars(model)
+    switch = model._optimize_model_for_decode
+
+    @contextmanager
+    def by_hand():
+        with switch():
+            model.set_experts_implementation("batched_mm")
+            yield
+            model.set_experts_implementation("grouped_mm")
+
+    model.__dict__["_optimize_model_for_decode"] = by_hand
+    with torch.no_grad():
+        expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    assert torch.equal(found, expected)

@@ -89,6 +89,34 @@ def test_a_failing_copy_reaches_the_thread_that_waits(link: EmulatedLink) -> Non
         link.drain()
 
 
+def test_a_link_that_fails_between_copies_tells_whoever_waits_next(
+    link: EmulatedLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: CopyJob) -> None:
+        raise RuntimeError("the bus is gone")
+
+    monkeypatch.setattr(link, "_rest", fail)
+    link.submit([job(0), job(1)])
+    with pytest.raises(LinkError, match="the bus is gone"):
+        link.wait([(0, 0), (0, 1)])
+        link.drain()
+    link.abandon()
+    monkeypatch.undo()
+    link.submit([job(2)])
+    link.wait([(0, 2)])
+    assert link.drain() == [(0, 2)]
+
+
+def test_a_queued_demand_is_seen_until_it_is_withdrawn(link: EmulatedLink) -> None:
+    link.submit([job(0, priority=1), job(1, priority=1)])
+    time.sleep(0.003)
+    assert not link._has_demand()
+    link.submit([job(2, priority=0)])
+    assert link._has_demand()
+    assert link.cancel((0, 2))
+    assert not link._has_demand(), "a prefetch is no demand"
+
+
 def test_closing_ends_the_thread() -> None:
     link = EmulatedLink(1e9, 0)
     thread = link._thread

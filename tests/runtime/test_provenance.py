@@ -41,7 +41,7 @@ def test_every_executed_expert_has_its_own_numbers_in_every_layer(
         used = [0] * engine.shape.num_moe_layers
         engine.verified = list(used)
 
-        def count(_: Any, __: Any, index: torch.Tensor, ___: Any, layer: int) -> None:
+        def count(index: torch.Tensor, layer: int) -> None:
             used[layer] += len(index.unique())
 
         watch(engine, count)
@@ -57,7 +57,7 @@ def watch(engine: Engine, count: Any) -> None:
 
     def counted(layer: int, index: torch.Tensor, weights: torch.Tensor) -> Any:
         result = executed(layer, index, weights)
-        count(engine, None, result[0], result[1], layer)
+        count(result.ids, layer)
         return result
 
     engine._executed = counted  # type: ignore[method-assign]
