@@ -14,6 +14,7 @@ from runtime.cli.traces import Model, PromptFile, Seed
 if TYPE_CHECKING:
     from runtime.pairing import Comparison
     from runtime.validation import LiveValidation
+    from simulator.validation.papers import PapersValidation
     from simulator.validation.published import PublishedValidation
     from trace_capture.hardware import HardwareProfile
 
@@ -30,6 +31,7 @@ def validate_command(
     fit: Annotated[
         bool, typer.Option("--fit", help="With --published: take efficiencies and bands from this table itself.")
     ] = False,
+    papers: Annotated[bool, typer.Option("--papers", help="Against the figures of the papers.")] = False,
     model: Model = "demo",
     hardware: Annotated[
         str | None, typer.Option("--hardware", help="With --live: a profile made by calibrate, instead of calibrating.")
@@ -38,7 +40,10 @@ def validate_command(
     repeats: Annotated[int, typer.Option(min=1, help="With --live: runs of each combination.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="With --live: new tokens per prompt.")] = 24,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="File for the validation record (JSON).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File for the record (JSON), with --papers for the table (Markdown)."),
+    ] = None,
     save_hardware: Annotated[
         Path | None, typer.Option(help="With --live: file for the profile, with the error band that was found.")
     ] = None,
@@ -48,10 +53,13 @@ def validate_command(
 
     Example: moe-studio validate --live --out record.json --save-hardware hardware.toml
     Example: moe-studio validate --published published.csv --pairs pairs.csv
+    Example: moe-studio validate --papers --json
     """
     from trace_capture.errors import StudioError
 
-    mode = _one_mode({"--live": live, "--published": published is not None})
+    mode = _one_mode({"--live": live, "--published": published is not None, "--papers": papers})
+    if papers:
+        _run_papers(out, as_json)
     if published is None and (pairs is not None or fit):
         raise StudioError("--pairs and --fit go with --published; give the table of measurements too")
     if published is not None:
@@ -133,6 +141,44 @@ def _say_published(result: PublishedValidation) -> None:
     for reason, count in values["ranking_only_reasons"].items():
         say(f"  {count} ranked only: {reason}")
     say_next("moe-studio validate --published CSV --pairs CSV --json, for every row with its terms")
+
+
+def _run_papers(out: Path | None, as_json: bool) -> None:
+    """Show the rows; exit code 1 when one whose measurement is not in doubt is missed."""
+    from simulator.validation.papers import markdown, validate_papers
+    from trace_capture.files import write_text_atomic
+
+    with progress_bar(not as_json) as step:
+        result = validate_papers(step("predict figures"))
+    if out is not None:
+        write_text_atomic(out, markdown(result))
+    if as_json:
+        say_json(result.as_json())
+    else:
+        _say_papers(result, out)
+    if result.missed:
+        sys.exit(1)
+
+
+def _say_papers(result: PapersValidation, out: Path | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("id", "scenario", "unit", "predicted", "measured", "+-", "ok"):
+        table.add_column(title, justify="left" if title in ("id", "scenario", "unit") else "right")
+    for row in result.rows:
+        numbers = (f"{value:.2f}" for value in (row.predicted, row.measured, row.tolerance))
+        verdict = ("yes" if row.ok else "NO") + (" (soft)" if row.soft else "")
+        table.add_row(row.id, row.scenario, row.unit, *numbers, verdict)
+    console().print(table)
+    for note in result.notes:
+        say(note)
+    for name, reason in result.skipped:
+        say(f"  {name} is not predicted: {reason}")
+    if out is not None:
+        say(f"wrote {out}")
+    say_next("moe-studio validate --papers --json, for every row with its details")
 
 
 def _run_live(
