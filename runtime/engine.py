@@ -123,6 +123,8 @@ class Engine:
         self._unjudged: list[tuple[int, list[list[int]], Tensor]] = []
         self.verified: list[int] | None = None
         """Debug check, slow: set to [0] * L to compare every expert with its bank at every use; counts the uses."""
+        self.is_reading_prompt = False
+        """Whether passes belong to a prompt although they find tokens in the cache, as in a chunked prefill."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
 
@@ -392,7 +394,8 @@ def watch_passes(model: nn.Module, engine: Engine) -> list[RemovableHandle]:
             inputs = kwargs.get("inputs_embeds")
         tokens = int(inputs.shape[1]) if inputs is not None else 1
         engine.turns.take()
-        engine.announce_pass(tokens > 1 and cached_tokens(kwargs) == 0, tokens)
+        is_prefill = engine.is_reading_prompt or (tokens > 1 and cached_tokens(kwargs) == 0)
+        engine.announce_pass(is_prefill, tokens)
 
     def end(*_: Any) -> None:
         engine.turns.give()

@@ -44,6 +44,7 @@ def measure(
     vectors_path: Path | None = None,
     estimator_path: Path | None = None,
     record_spans: bool = True,
+    warmup_passes: int = 0,
     progress: Progress | None = None,
 ) -> Run:
     """Offload the model, continue the prompts one after the other, put the model back.
@@ -60,6 +61,7 @@ def measure(
         vectors_path: default vectors for prefetch by the quasi-hidden state.
         estimator_path: trained estimator for prefetch by `estimator` or `hybrid`.
         record_spans: keep the timeline.
+        warmup_passes: so many decode passes at the start are run and left out of all figures.
         progress: called with (prompts done, prompts in all).
 
     Returns:
@@ -67,11 +69,13 @@ def measure(
 
     Raises:
         ModelError, ConfigError: as `offload`.
+        TraceError: the run has no more decode passes than the warm-up.
     """
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     texts: list[str] = []
     options: dict[str, Any] = {"default_vectors": vectors_path, "estimator": estimator_path}
     with offloaded(loaded.model, config, **options) as engine, watch_drafts(loaded.model, [engine]):
+        engine.core.tally.warmup_passes = warmup_passes
         if record_spans:
             engine.link.spans = []
         ends_ns: list[int] = []
@@ -84,12 +88,14 @@ def measure(
                 progress(offset + 1, len(encoded))
         passes = _pass_times(engine.passes, sequence_of_pass, ends_ns)
         spans = _spans(engine, passes) if record_spans else ()
-        busy_ns = _explain_stalls(engine.passes, passes, spans)
-        metrics = summarise(passes, engine.core.prefill_counters, engine.core.decode_counters, busy_ns)
+        busy_ns = _explain_stalls(engine.passes, passes, spans, warmup_passes)
+        core = engine.core
+        metrics = summarise(passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes)
+        preloaded_experts = len(engine.preloaded)
         shape_name = engine.shape.name
         store_note = engine.store.note
         is_emulated = type(engine.link).__name__ == "EmulatedLink"
-    decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL]
+    decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL][warmup_passes:]
     info = RunInfo(
         kind="measured",
         label=config.title,
@@ -100,6 +106,8 @@ def measure(
         trace_digest=trace_digest,
         config=config.model_dump(mode="json", exclude_none=True),
         versions=software_versions("torch", "transformers"),
+        warmup_passes=warmup_passes,
+        preloaded_experts=preloaded_experts,
         metrics=metrics,
         notes=[note for note in (_EMULATED if is_emulated else "", store_note) if note],
     )
@@ -186,8 +194,11 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
     return tuple(sorted(spans + _copies(engine, zero), key=lambda span: (span.start_ns, span.track)))
 
 
-def _explain_stalls(records: Sequence[PassRecord], passes: Sequence[PassTimes], spans: Sequence[Span]) -> int:
-    """Fill in what the stalls of each pass waited for; gives the time of the copies of all decode passes."""
+def _explain_stalls(
+    records: Sequence[PassRecord], passes: Sequence[PassTimes], spans: Sequence[Span], warmup_passes: int
+) -> int:
+    """Fill in what the stalls of each pass waited for; gives the time of the copies of all decode passes behind the
+    warm-up."""
     loads = [span for span in spans if span.kind == "load"]
     if not spans:
         return 0
@@ -196,8 +207,9 @@ def _explain_stalls(records: Sequence[PassRecord], passes: Sequence[PassTimes], 
         for layer, moments in enumerate(record.layers):
             stall = moments.submitted_ns - zero, moments.landed_ns - zero
             split_recorded_stall(times.stall_ns, *stall, loads, layer, pass_id)
-    in_decode = [times.phase != Phase.PREFILL for times in passes]
-    return sum(span.end_ns - span.start_ns for span in loads if in_decode[span.pass_id])
+    decode = [place for place, times in enumerate(passes) if times.phase != Phase.PREFILL]
+    counted = set(decode[warmup_passes:])
+    return sum(span.end_ns - span.start_ns for span in loads if span.pass_id in counted)
 
 
 def _evictions(engine: Engine, pass_id: int, times: LayerTimes, zero: int) -> list[Span]:
@@ -211,9 +223,10 @@ def _evictions(engine: Engine, pass_id: int, times: LayerTimes, zero: int) -> li
 
 
 def _copies(engine: Engine, zero: int) -> list[Span]:
-    """The link's track."""
+    """The link's track. What was there before the first pass is shown as loads of no length at its start."""
     begins = [record.began_ns for record in engine.passes]
-    spans = []
+    sizes = engine.shape.expert_bytes
+    spans = [Span("link", "load", 0, 0, 0, *key, sizes[key[0]], "preload") for key in engine.preloaded]
     for copy in sorted(engine.link.spans or (), key=lambda copy: copy.start_ns):
         pass_id = max(0, int(np.searchsorted(begins, copy.start_ns, side="right")) - 1)
         layer, expert = copy.key

@@ -20,6 +20,7 @@ from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_files import expert_files
 from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
+from runtime.prefill import ChunkedPrefill
 from runtime.slots import make_pools
 from runtime.store import ExpertStore
 from simulator.policies.capacity import plan_capacity
@@ -80,7 +81,8 @@ def offload(
 
     Raises:
         ModelError: the architecture cannot be offloaded, the model already is, or default vectors are missing.
-        ConfigError: the budget is too small for the model, or the device does not exist.
+        ConfigError: the budget is too small for the model, the device does not exist, or a policy needs what a live
+            run cannot have.
     """
     if model in _OFFLOADED:
         raise ModelError("this model is already offloaded; call unload(model) first")
@@ -106,9 +108,11 @@ def offload(
     engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor)
     others = _take_over(model, engine, sites, kernels)
     _follow_decode_switch(model, engine, kernels, device)
-    handles = watch_passes(model, engine)
+    handles: list[Any] = list(watch_passes(model, engine))
     if predictor is not None:
         handles += predictor.attach()
+    if config.prefill.micro_batch is not None:
+        handles.append(ChunkedPrefill(model, engine, config.prefill.micro_batch))
     _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites, others)
     try:
         engine.preload()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
-from runtime.cli.machines import Prefetch
+from runtime.cli.strategy_options import Prefetch
 from runtime.cli.traces import Estimator, Model, Seed, Stream, Vectors
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.machines import run_json, say_run
+from runtime.cli.strategy_options import Warmup
 from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def run_command(
     vectors: Vectors = None,
     estimator: Estimator = None,
     stream: Stream = None,
+    warmup: Warmup = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +63,7 @@ def run_command(
             drafting=load_drafting(draft, gamma, loaded),
             vectors_path=vectors,
             estimator_path=estimator,
+            warmup_passes=warmup,
             progress=step("run"),
         )
     if out is not None:

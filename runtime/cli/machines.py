@@ -21,17 +21,27 @@ from runtime.cli.hardware_options import (
     hardware_flags,
     in_format,
 )
+from runtime.cli.strategy_options import (
+    BudgetMib,
+    BudgetRatio,
+    MicroBatch,
+    Mode,
+    Prefetch,
+    Prefill,
+    Preload,
+    Recall,
+    Scope,
+    Seed,
+    Strategy,
+    Warmup,
+    strategy_table,
+)
 from runtime.cli.traces import Model, PromptFile, Texts, Vectors
 
 if TYPE_CHECKING:
     from trace_capture.run import Run
 
 TracePath = Annotated[Path, typer.Argument(help="A trace made by capture or import.")]
-Strategy = Annotated[str, typer.Option("--strategy", help="Cache policy: none, lru, lfu, lfu-ageing, random.")]
-Scope = Annotated[str, typer.Option("--scope", help="layer: slots of each layer's own; global: one pool for all.")]
-Prefetch = Annotated[str, typer.Option("--prefetch", help="none, previous-token, quasi-hidden, estimator or hybrid.")]
-BudgetMib = Annotated[float | None, typer.Option("--budget-mib", help="Device memory for experts, in MiB.")]
-BudgetRatio = Annotated[float | None, typer.Option("--budget-ratio", help="Instead: share of all experts' bytes.")]
 
 
 @app.command("calibrate")
@@ -95,9 +105,19 @@ def simulate_command(
     strategy: Strategy = "lru",
     scope: Scope = "layer",
     prefetch: Prefetch = "none",
+    mode: Mode = "hint",
+    recall: Recall = 1.0,
+    seed: Seed = 0,
     budget_mib: BudgetMib = None,
     budget_ratio: BudgetRatio = None,
+    preload: Preload = None,
+    prefill: Prefill = "on-demand",
+    micro_batch: MicroBatch = None,
     config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Another trace, on which to count which experts are popular.")
+    ] = None,
+    warmup: Warmup = 0,
     hardware: Hardware = DEFAULT_HARDWARE,
     gpu: Gpu = None,
     host: Host = None,
@@ -106,25 +126,33 @@ def simulate_command(
     numbers: Set = [],  # noqa: B006 - typer reads it once
     weights: Weights = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
+    keep: Annotated[Path | None, typer.Option("--save-config", help="File for the configuration (TOML).")] = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a machine: hit rate, bytes, and time per output token by its parts.
 
     Example: moe-studio simulate t.parquet --budget-mib 4000 --gpu rtx3060 --host ddr4-3600-2ch --link pcie3x16
     """
-    from simulator.config_file import load_config
-    from simulator.policies.config import parse_config
+    from simulator.config_file import load_config, save_config
+    from simulator.policies.config import OffloadConfig, parse_config
     from simulator.replay import simulate
     from trace_capture.trace import Trace
 
-    loaded = in_format(Trace.load(trace), weights)
-    chosen = (
-        load_config(config) if config else parse_config(_flags(strategy, scope, prefetch, budget_mib, budget_ratio))
-    )
+    budget = budget_mib, budget_ratio
+    table = strategy_table(strategy, scope, prefetch, mode, recall, seed, *budget, preload, prefill, micro_batch)
     machine = hardware, gpu, host, link, disk, numbers
-    run = simulate(loaded, chosen_profile(*machine), chosen, record_spans=out is not None)
+    run = simulate(
+        in_format(Trace.load(trace), weights),
+        chosen_profile(*machine),
+        load_config(config) if config else parse_config(table),
+        record_spans=out is not None,
+        profile=in_format(Trace.load(profile), weights) if profile else None,
+        warmup_passes=warmup,
+    )
     if out is not None:
         _save(run, out)
+    if keep is not None:
+        save_config(OffloadConfig.model_validate(run.info.config), keep)
     if as_json:
         say_json(run_json(run))
         return
@@ -209,6 +237,8 @@ def run_json(run: Run) -> dict[str, Any]:
                 "notes",
                 "trace_digest",
                 "error_band_ratio",
+                "warmup_passes",
+                "preloaded_experts",
             )
         }
     )
@@ -234,6 +264,10 @@ def say_run(run: Run) -> None:
 
 def _say_bounds(run: Run) -> None:
     """What perfection could reach, and how far the run is from it."""
+    if run.info.warmup_passes:
+        say(f"  without the first {run.info.warmup_passes} decode passes, the warm-up")
+    if run.info.preloaded_experts:
+        say(f"  started with {run.info.preloaded_experts} experts on the device")
     bounds = run.info.bounds
     if "belady_hit_rate" in bounds:
         say(f"  best hit rate any eviction could reach on demand: {100 * bounds['belady_hit_rate']:.1f} % (Belady)")
@@ -255,17 +289,6 @@ def _with_band(run: Run) -> str:
     band = run.info.error_band_ratio
     tpot = run.metrics.tpot_ms
     return f"{tpot:.3f} ms" if band is None else f"{tpot:.3f} ms (+- {100 * band:.0f} %)"
-
-
-def _flags(strategy: str, scope: str, prefetch: str, mib: float | None, ratio: float | None) -> dict[str, Any]:
-    cache: dict[str, Any] = {"policy": strategy, "scope": scope}
-    if mib is not None:
-        cache["budget_bytes"] = int(mib * (1 << 20))
-    if ratio is not None:
-        cache["budget_ratio"] = ratio
-    if mib is None and ratio is None:
-        cache["budget_ratio"] = 0.5
-    return {"cache": cache, "prefetch": {"source": prefetch}}
 
 
 def _budget_bytes(mib: float | None, ratio: float | None, total: int) -> int:

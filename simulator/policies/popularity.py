@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from simulator.policies.eviction import Key
 from trace_capture.errors import ConfigError
-from trace_capture.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from trace_capture.model_shape import ModelShape
 
 HotLists = tuple[tuple[int, ...], ...]
 """Expert ids of each MoE layer, hottest first [L][up to E]."""

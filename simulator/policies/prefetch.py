@@ -6,12 +6,14 @@ A new policy is one class here and one line in `PREFETCH_POLICIES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.policies.errors import unknown_name
 from simulator.policies.popularity import HotLists, check_hot_experts
 from trace_capture.errors import ConfigError
-from trace_capture.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from trace_capture.model_shape import ModelShape
 
 
 class PrefetchSetting(NamedTuple):

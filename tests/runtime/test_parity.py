@@ -11,6 +11,7 @@ from runtime.capture import capture
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling
 from runtime.offloading import offload, unload
+from simulator.hot_experts import with_hot_experts
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.core import OffloadCore
 from simulator.replay import simulate
@@ -30,6 +31,16 @@ CONFIGS = {
         "prefetch": {"source": "quasi-hidden"},
     },
     "lru, quasi-hidden": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "quasi-hidden", "max_experts": 1}},
+    "s3-fifo, filled": {"cache": {"policy": "s3-fifo", "budget_ratio": 0.4, "preload": True}},
+    "static": {"cache": {"policy": "static", "budget_ratio": 0.5}},
+    "static, one pool, not filled": {
+        "cache": {"policy": "static", "scope": "global", "budget_ratio": 0.5, "preload": False},
+        "prefetch": {"source": "quasi-hidden"},
+    },
+    "resident": {"cache": {"policy": "resident", "budget_ratio": 1.0}},
+    "lru, popularity": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "popularity"}},
+    "streamed prefill": {"cache": {"budget_ratio": 0.5}, "prefill": {"strategy": "stream"}},
+    "prefill in pieces": {"cache": {"budget_ratio": 0.4}, "prefill": {"micro_batch": 2}},
     "lru, previous token": {"cache": {"budget_ratio": 0.5}, "prefetch": {"source": "previous-token"}},
     "misses on the CPU": {"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses", "admissions": 1}},
     "misses on the CPU, quasi-hidden": {
@@ -67,14 +78,15 @@ def test_without_a_race_every_call_and_plan_is_the_same(
 ) -> None:
     trace, vectors = captured
     device = {"serial": True, "h2d_bytes_per_s": 1e9, "latency_ns": 0}
-    config = parse_config(CONFIGS[name] | {"device": device})
+    config = with_hot_experts(parse_config(CONFIGS[name] | {"device": device}), trace)
     live = live_log(loaded, config, vectors)
     simulated: list[tuple[Any, ...]] = []
     simulate(trace, HardwareProfile.load(Path("rtx4090-pcie4x16")), config, log=simulated)
     for place, (left, right) in enumerate(zip(live, simulated, strict=False)):
         assert left == right, f"entry {place} differs"
     assert len(live) == len(simulated)
-    assert any(entry[1].loads if entry[0] == "wave" else entry[0] == "prefetch" and entry[1] for entry in live)
+    plans = [entry[1].loads if entry[0] == "wave" else entry[1] for entry in live if entry[0] in ("wave", "prefetch")]
+    assert any(plans) == (name != "resident"), "what is there from the start is never loaded"
     assert any(entry[0] == "wave" and entry[1].cpu_experts for entry in live) == config.cpu.is_used
 
 
