@@ -19,6 +19,7 @@ from simulator.validation.published_score import (
     measured_per_s,
     published_record,
     rank,
+    source_label,
 )
 from simulator.validation.record import ValidationRecord, make_record
 from trace_capture.samples import sample_folder
@@ -205,7 +206,7 @@ def _scored(entry: Prediction, efficiencies: Efficiencies, record: ValidationRec
     return ScoredRow(
         prediction=entry,
         predicted_per_s=predicted,
-        unseen_per_s=entry.per_s * efficiencies.of(entry.family, entry.row.source_group),
+        unseen_per_s=entry.per_s * efficiencies.of(entry.family, source_label(entry.row.source_group)),
         low_per_s=predicted / band.high_ratio,
         high_per_s=predicted / band.low_ratio,
     )
@@ -214,7 +215,7 @@ def _scored(entry: Prediction, efficiencies: Efficiencies, record: ValidationRec
 def _unseen_coverage(rows: Sequence[ScoredRow], record: ValidationRecord) -> float | None:
     inside, total = 0, 0
     for group in sorted({row.prediction.row.source_group for row in rows if row.counts}):
-        others = [pair for pair in record.pairs if pair.details["source_group"] != group]
+        others = [pair for pair in record.pairs if pair.details["source_group"] != source_label(group)]
         if not others:
             continue
         unseen = make_record("published", others, record.command)
