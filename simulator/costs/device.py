@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 from simulator.costs.rates import positive, value_or
 from trace_capture.hardware import HardwareProfile
 from trace_capture.model_shape import AttentionKind, ModelShape
 
-_Group = tuple[int, ...]
+
+class _Layer(NamedTuple):
+    """A MoE layer and the dense layers counted with it; equal ones cost the same."""
+
+    sizes: tuple[int, ...]
+    """Bytes of attention, router and shared experts; of all together where the shape does not tell them apart."""
+    launches: int
+    kv_bytes_per_token: float
+    """Where no mechanism is known."""
+    mechanisms: tuple[tuple[AttentionKind, int], ...]
+    """Kinds of attention, and in how many of the decoder layers."""
 
 
 class DeviceCosts:
@@ -31,39 +41,38 @@ class DeviceCosts:
         self._shape = shape
         self._expert_weight_bytes = shape.bytes_per_weight
         self._dense_weight_bytes = shape.dense_bytes_per_weight
-        groups = [self._group_of(layer) for layer in range(shape.num_moe_layers)]
-        self._example = {group: layer for layer, group in reversed(list(enumerate(groups)))}
-        self._groups = groups
-        self._at = (0, 0)
-        self._memo: dict[_Group, int] = {}
+        layers = [_layer_of(shape, layer) for layer in range(shape.num_moe_layers)]
+        self._kinds = tuple(dict.fromkeys(layers))
+        self._kind_of = [self._kinds.index(layer) for layer in layers]
+        self._at: tuple[int, int] | None = None
+        self._dense_ns: list[int] = []
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """One layer beside its routed experts: the sum of `dense_parts_ns`."""
         if self._at != (tokens, context):
             self._at = tokens, context
-            self._memo.clear()
-        group = self._groups[layer]
-        if group not in self._memo:
-            self._memo[group] = sum(self.dense_parts_ns(self._example[group], tokens, context).values())
-        return self._memo[group]
+            self._dense_ns = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
+        return self._dense_ns[self._kind_of[layer]]
 
     def dense_parts_ns(self, layer: int, tokens: int, context: int) -> dict[str, int]:
         """One layer beside its routed experts by parts: attention, router, shared and launch.
 
         `dense` instead of the first three where the shape does not tell them apart.
         """
-        shape = self._shape
-        cache_bytes, flops = self._cache_work(layer, tokens, context)
-        launches = self._dense_launches(layer) * self.launch_ns
-        if not shape.attention_bytes:
-            dense_ns = self._dense_roofline(shape.dense_bytes[layer], tokens, cache_bytes, flops)
-            return {"dense": round(dense_ns + launches) - launches, "launch": launches}
-        return {
-            "attention": round(self._dense_roofline(shape.attention_bytes[layer], tokens, cache_bytes, flops)),
-            "router": round(self._dense_roofline(shape.router_bytes[layer], tokens)),
-            "shared": round(self._dense_roofline(shape.shared_bytes[layer], tokens)),
-            "launch": launches,
-        }
+        return self._parts(self._kinds[self._kind_of[layer]], tokens, context)
+
+    def _parts(self, layer: _Layer, tokens: int, context: int) -> dict[str, int]:
+        cache_bytes, flops = layer.kv_bytes_per_token * context, 0.0
+        for kind, count in layer.mechanisms:
+            cache_bytes += count * (kind.kv_bytes_per_token * kind.read_tokens(context) + 2 * kind.state_bytes)
+            flops += count * (kind.flops_per_pair * kind.pairs(tokens, context) + kind.flops_per_token * tokens)
+        launches = layer.launches * self.launch_ns
+        first, *others = layer.sizes
+        first_ns = self._dense_roofline(first, tokens, cache_bytes, flops)
+        if not others:
+            return {"dense": round(first_ns + launches) - launches, "launch": launches}
+        router_ns, shared_ns = (round(self._dense_roofline(size, tokens)) for size in others)
+        return {"attention": round(first_ns), "router": router_ns, "shared": shared_ns, "launch": launches}
 
     def experts_ns(self, layer: int, experts: int, rows_per_expert: float) -> int:
         """`experts` routed experts of a layer, in one group of kernels."""
@@ -75,41 +84,6 @@ class DeviceCosts:
         """Final norm and language-model head for so many rows."""
         return round(self._dense_roofline(self._shape.head_bytes, rows) + self.launch_ns)
 
-    def _cache_work(self, layer: int, tokens: int, context: int) -> tuple[float, float]:
-        """Bytes of cache and state that attention of a layer reads and writes, and its operations beside weights."""
-        shape = self._shape
-        if not shape.attention:
-            return shape.kv_bytes_per_token / shape.num_layers * context, 0.0
-        num_bytes, flops = 0.0, 0.0
-        for kind, count in self._mechanisms(layer):
-            num_bytes += count * (kind.kv_bytes_per_token * kind.read_tokens(context) + 2 * kind.state_bytes)
-            flops += count * (kind.flops_per_pair * kind.pairs(tokens, context) + kind.flops_per_token * tokens)
-        return num_bytes, flops
-
-    def _mechanisms(self, layer: int) -> Iterable[tuple[AttentionKind, int]]:
-        """Kinds of attention in the decoder layers counted with a MoE layer, and in how many of them."""
-        decoder_layers = set(self._shape.decoder_layers_of(layer))
-        for kind in self._shape.attention:
-            count = len(decoder_layers.intersection(kind.layers))
-            if count:
-                yield kind, count
-
-    def _dense_launches(self, layer: int) -> int:
-        shape = self._shape
-        if not shape.attention:
-            return 1
-        linear = sum(count for kind, count in self._mechanisms(layer) if kind.kind == "linear")
-        return 2 * len(shape.decoder_layers_of(layer)) - 1 + linear
-
-    def _group_of(self, layer: int) -> _Group:
-        """Layers with equal numbers cost the same."""
-        shape = self._shape
-        parts = shape.attention_bytes, shape.router_bytes, shape.shared_bytes
-        sizes = [part[layer] for part in parts] if shape.attention_bytes else [shape.dense_bytes[layer]]
-        decoder_layers = shape.decoder_layers_of(layer)
-        held = set(decoder_layers)
-        return (*sizes, len(decoder_layers), *(len(held.intersection(kind.layers)) for kind in shape.attention))
-
     def _dense_roofline(
         self, weight_bytes: float, rows: float, other_bytes: float = 0, other_flops: float = 0
     ) -> float:
@@ -118,3 +92,21 @@ class DeviceCosts:
 
     def _roofline(self, num_bytes: float, flops: float) -> float:
         return max(num_bytes / self._bytes_per_s, flops / self._flops_per_s) * 1e9
+
+
+def _layer_of(shape: ModelShape, layer: int) -> _Layer:
+    """What sets the time of a MoE layer, and of the decoder layers counted with it, apart from others'."""
+    decoder_layers = shape.decoder_layers_of(layer)
+    held = set(decoder_layers)
+    mechanisms = [(kind, len(held.intersection(kind.layers))) for kind in shape.attention]
+    present = tuple((kind, count) for kind, count in mechanisms if count)
+    if not shape.attention:
+        return _Layer(_sizes(shape, layer), 1, shape.kv_bytes_per_token / shape.num_layers, ())
+    linear = sum(count for kind, count in present if kind.kind == "linear")
+    return _Layer(_sizes(shape, layer), 2 * len(decoder_layers) - 1 + linear, 0.0, present)
+
+
+def _sizes(shape: ModelShape, layer: int) -> tuple[int, ...]:
+    if not shape.attention_bytes:
+        return (shape.dense_bytes[layer],)
+    return shape.attention_bytes[layer], shape.router_bytes[layer], shape.shared_bytes[layer]
