@@ -1,11 +1,11 @@
 """Verify passes made out of a trace that was decoded token by token: what would speculative decoding have looked like?
 
 The tokens of each sequence stay what they are and are grouped as a draft model with a given acceptance rate would have
-them verified. What a plain trace cannot know is where a *rejected* draft would have been routed. The assumption, which
-every report on such a trace repeats: it is routed like another token of the trace, picked at random, with the locality
-of that token carried over. Where the donor shares an expert with the token before it, the rejected draft shares the
-expert of the same rank with the token before *it*; the donor's other experts are taken as they are. So load and overlap
-of neighbours are those of the trace, layer by layer, and nothing of the tokens to come leaks into a rejected draft.
+them verified. What a plain trace cannot know is where *rejected* drafts would have been routed. The assumption, which
+every report on such a trace repeats: they are routed like a stretch of earlier tokens of the same sequence. Of some
+stretches picked at random that one is taken whose first token shares with the token before the rejected drafts most
+nearly as many experts as neighbours share on average. So neighbours and the tokens of one sequence are as alike as they
+are in the trace, and nothing of the tokens to come leaks into a rejected draft.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from trace_capture.trace_checks import check_trace
 
 KIND = "rewindow"
 """`DraftSettings.kind` of such a trace."""
+CANDIDATES = 32
+"""Stretches that are looked at for each pass with rejected drafts."""
 
-Ids = npt.NDArray[np.int64]
 Rows = dict[str, npt.NDArray[Any]]
 
 
@@ -77,77 +78,62 @@ def _verify_passes(
         accepted = int(refused[0]) if len(refused) else drafts
         rows = _columns(stream, start, start + accepted + 1)
         if accepted < drafts:
-            rows = donors.add_rejected(rows, drafts - accepted)
+            rows = donors.add_rejected(rows, drafts - accepted, gamma)
         passes.append((Phase.VERIFY if drafts else Phase.DECODE, rows))
         start += accepted + 1
     return passes
 
 
 class _Donors:
-    """Tokens of the trace that lend their routing to rejected drafts."""
+    """Stretches of the trace that lend their routing to rejected drafts."""
 
     def __init__(self, kept: Trace, random: np.random.Generator) -> None:
         self._kept = kept
         self._random = random
-        later = np.flatnonzero((np.diff(kept.sequence) == 0) & (kept.phase[1:] != Phase.PREFILL)) + 1
-        routed = (kept.experts != NO_EXPERT).all(axis=(1, 2))
-        self._places = later[routed[later] & routed[later - 1]]
-        if not len(self._places):
+        usable = (kept.phase != Phase.PREFILL) & (kept.experts != NO_EXPERT).all(axis=(1, 2))
+        follows = usable[1:] & usable[:-1] & (np.diff(kept.sequence) == 0)
+        later = np.flatnonzero(follows) + 1
+        if not len(later):
             raise TraceError(
                 "the trace has no generated token that follows another and that all layers routed; verify passes "
                 "cannot be made of it"
             )
+        self._overlap = float(np.mean(_shared_ratio(kept.experts[later], kept.experts[later - 1])))
+        """Share of experts that neighbours have in common, mean over the trace."""
+        ends = np.append(np.flatnonzero(~follows), len(usable) - 1)
+        rows = np.arange(len(usable))
+        self._reach = np.where(usable, ends[np.searchsorted(ends, rows)] - rows + 1, 0)
+        """How many usable tokens in a row begin at each row."""
 
-    def add_rejected(self, rows: Rows, count: int) -> Rows:
+    def add_rejected(self, rows: Rows, count: int, gamma: int) -> Rows:
         """`rows` of a pass with `count` rejected drafts behind them."""
-        made: list[Rows] = [rows]
-        for place in self._random.choice(self._places, size=count):
-            before = made[-1]["experts"][-1].astype(np.int64)
-            made.append(self._row(int(place), before, made[-1]))
-        return {name: np.concatenate([one[name] for one in made]) for name in rows}
+        places = self._places(int(rows["sequence"][0]), int(rows["position"][0]), count, gamma)
+        candidates = self._random.choice(places, size=CANDIDATES)
+        overlap = _shared_ratio(self._kept.experts[candidates], rows["experts"][-1])
+        start = int(candidates[np.argmin(np.abs(overlap - self._overlap))])
+        drafts = _columns(self._kept, start, start + count)
+        drafts["sequence"] = np.full(count, rows["sequence"][-1], dtype=np.int32)
+        drafts["position"] = rows["position"][-1] + np.arange(1, count + 1, dtype=np.int32)
+        drafts["token_id"] = np.full(count, -1, dtype=np.int32)
+        drafts["accepted"] = np.zeros(count, dtype=np.bool_)
+        return {name: np.concatenate([rows[name], drafts[name]]) for name in rows}
 
-    def _row(self, place: int, before: Ids, last: Rows) -> Rows:
-        """One rejected draft, routed like the token at `place` of the trace."""
-        kept = self._kept
-        donor, donor_before = (kept.experts[at].astype(np.int64) for at in (place, place - 1))
-        experts = self._carried_over(donor, donor_before, before)
-        rows = _columns(kept, place, place + 1)
-        rows["experts"] = experts[None].astype(np.uint16)
-        for name in kept.predicted:
-            guessed = kept.predicted[name][place].astype(np.int64)
-            rows[_PREDICTED + name] = self._renamed(guessed, donor, experts)[None].astype(np.uint16)
-        rows["sequence"] = last["sequence"][-1:]
-        rows["position"] = last["position"][-1:] + 1
-        rows["token_id"] = np.full(1, -1, dtype=np.int32)
-        rows["accepted"] = np.zeros(1, dtype=np.bool_)
-        return rows
+    def _places(self, sequence: int, position: int, count: int, gamma: int) -> npt.NDArray[np.int64]:
+        """Where stretches of `count` tokens begin that lie before a position of a sequence; where these are few,
+        anywhere but in the pass that begins there; in a trace of a few tokens, wherever there are any."""
+        kept, long_enough = self._kept, self._reach >= count
+        same = kept.sequence == sequence
+        earlier = np.flatnonzero(long_enough & same & (kept.position + count <= position))
+        if len(earlier) >= CANDIDATES:
+            return earlier
+        beside = (kept.position + count <= position) | (kept.position > position + gamma)
+        elsewhere = np.flatnonzero(long_enough & (~same | beside))
+        return elsewhere if len(elsewhere) else np.flatnonzero(long_enough)
 
-    def _carried_over(self, donor: Ids, donor_before: Ids, before: Ids) -> Ids:
-        """The donor's experts [L, K]; those it shares with its predecessor become those of equal rank in `before`."""
-        same = donor[:, :, None] == donor_before[:, None, :]
-        shared = same.any(axis=2)
-        experts = np.where(shared, np.take_along_axis(before, same.argmax(axis=2), axis=1), donor)
-        clash = ~shared & (donor[:, :, None] == before[:, None, :]).any(axis=2)
-        for layer, rank in np.argwhere(clash).tolist():
-            experts[layer, rank] = self._other(layer, {*experts[layer].tolist()}, {*before[layer].tolist()})
-        return experts
 
-    def _renamed(self, guessed: Ids, donor: Ids, experts: Ids) -> Ids:
-        """The donor's prediction [L, P] with the same ids right and wrong as the donor's were."""
-        same = guessed[:, :, None] == donor[:, None, :]
-        right = same.any(axis=2)
-        renamed = np.where(right, np.take_along_axis(experts, same.argmax(axis=2), axis=1), guessed)
-        wrong = ~right & (guessed != NO_EXPERT) & (guessed[:, :, None] == experts[:, None, :]).any(axis=2)
-        for layer, rank in np.argwhere(wrong).tolist():
-            renamed[layer, rank] = self._other(layer, {*renamed[layer].tolist()}, {*experts[layer].tolist()})
-        return renamed
-
-    def _other(self, layer: int, taken: set[int], avoided: set[int]) -> int:
-        """An expert of a random token in this layer that is not taken, and not avoided where that can be had."""
-        ids = self._kept.experts[self._random.choice(self._places, size=8), layer].ravel().tolist()
-        everyone = self._random.permutation(self._kept.shape.num_experts).tolist()
-        free = [expert for expert in ids + everyone if expert not in taken]
-        return int(next((expert for expert in free if expert not in avoided), free[0] if free else everyone[0]))
+def _shared_ratio(ids: npt.NDArray[np.uint16], others: npt.NDArray[np.uint16]) -> npt.NDArray[np.float64]:
+    """Share of `ids` [N, L, K] that is among `others` [N, L, K] or [L, K], mean over layers, float64 [N]."""
+    return np.asarray((ids[..., :, None] == others[..., None, :]).any(axis=-1).mean(axis=(-2, -1)))
 
 
 _PREDICTED = "predicted:"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, DraftMib, Drafts, with_drafts
 from runtime.cli.hardware_options import (
     DEFAULT_HARDWARE,
     Disk,
@@ -125,6 +126,9 @@ def simulate_command(
     disk: Disk = None,
     numbers: Set = [],  # noqa: B006 - typer reads it once
     weights: Weights = None,
+    drafts: Drafts = None,
+    acceptance: Acceptance = DEFAULT_ACCEPTANCE,
+    draft_mib: DraftMib = 0.0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
     keep: Annotated[Path | None, typer.Option("--save-config", help="File for the configuration (TOML).")] = None,
     as_json: Json = False,
@@ -142,7 +146,7 @@ def simulate_command(
     table = strategy_table(strategy, scope, prefetch, mode, recall, seed, *budget, preload, prefill, micro_batch)
     machine = hardware, gpu, host, link, disk, numbers
     run = simulate(
-        in_format(Trace.load(trace), weights),
+        with_drafts(in_format(Trace.load(trace), weights), drafts, acceptance, draft_mib),
         chosen_profile(*machine),
         load_config(config) if config else parse_config(table),
         record_spans=out is not None,

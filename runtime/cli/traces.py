@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, Drafts
+from runtime.cli.foresight import foresight, save_figure, say_foresight
 
 if TYPE_CHECKING:
     from trace_capture.trace import Trace
@@ -168,18 +170,27 @@ def import_command(
 def inspect_command(
     trace: Annotated[Path, typer.Argument(help="A trace, or the .partial file of a capture that did not end.")],
     recover: Annotated[Path | None, typer.Option(help="Write what was complete to this Parquet file.")] = None,
+    information: Annotated[
+        bool, typer.Option("--information", help="Also what speculative counts tell, and foresee of hot experts.")
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="Write that as a figure (HTML).")] = None,
+    drafts: Drafts = None,
+    acceptance: Acceptance = DEFAULT_ACCEPTANCE,
     as_json: Json = False,
 ) -> None:
     """Check a trace and say what is in it.
 
-    Example: moe-studio inspect t.parquet
+    Example: moe-studio inspect t.parquet --information --drafts 8
     """
     from trace_capture.trace import Trace
 
     loaded = Trace.load(trace)
     if recover is not None:
         loaded.save(recover)
-    _report(loaded, recover or trace, as_json)
+    more = foresight(loaded, drafts, acceptance) if information or figure else {}
+    if figure is not None:
+        save_figure(more, loaded.shape.name, figure)
+    _report(loaded, recover or trace, as_json, more)
 
 
 def summary(trace: Trace) -> dict[str, Any]:
@@ -230,8 +241,8 @@ def _report_estimator(facts: dict[str, Any]) -> None:
         say(f"  {layer:5d} {100 * router:6.1f} %   {100 * estimator:6.1f} %  {taken}")
 
 
-def _report(trace: Trace, path: Path, as_json: bool) -> None:
-    facts = summary(trace) | {"path": str(path)}
+def _report(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+    facts = summary(trace) | {"path": str(path)} | (more or {})
     if as_json:
         say_json(facts)
         return
@@ -246,6 +257,8 @@ def _report(trace: Trace, path: Path, as_json: bool) -> None:
     say(f"  load entropy: {_percent(facts['load_entropy_ratio'])} of even")
     for name, recall in facts["predictor_recall"].items():
         say(f"  predictor {name}: recall {_percent(recall)}")
+    if more:
+        say_foresight(more)
     if not facts["complete"]:
         say("  recovered from a capture that did not end; keep what it holds with:")
         say(f"  moe-studio inspect {path} --recover NEW.parquet")

@@ -14,6 +14,8 @@ from runtime.capture import capture
 from runtime.cli import evaluation, hardware, live, machines, show, traces  # noqa: F401 - they register the verbs
 from runtime.cli.app import app
 from runtime.models import LoadedModel
+from tests.simulator.builders import make_shape
+from trace_capture.synthetic import synthetic_trace
 
 VERBS = sorted(command.name or "" for command in app.registered_commands)
 START = [sys.executable, "-c", "from runtime.cli import main; main()"]
@@ -155,3 +157,18 @@ def test_doctor_is_content_in_a_clean_environment() -> None:
     result = studio("doctor", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["name_collisions"] == {}
+
+
+def test_what_drafts_would_tell_and_cost_is_told_for_a_decoded_trace(tmp_path: Path) -> None:
+    shape = make_shape(layers=2, experts=16, top_k=2)
+    path, page = tmp_path / "t.parquet", tmp_path / "page.html"
+    synthetic_trace(shape, 2, 2, 40, reuse_ratio=0.4, skew=1.0, predictor_recall=0.5, seed=0).save(path)
+    facts = json.loads(studio("inspect", path, "--information", "--drafts", 4, "--figure", page, "--json").stdout)
+    assert [row["gamma"] for row in facts["information"]] == list(range(9))
+    assert facts["forecast"]["gamma"] == 4 and set(facts["forecast"]["by_hot_frequency"]) == {"1", "2", "3"}
+    assert "this trace" in page.read_text(encoding="utf-8")
+    assert "signal/noise" in studio("inspect", path, "--information").stdout
+    flags = ("--budget-ratio", 0.5, "--json")
+    plain, drafted = (json.loads(studio("simulate", path, *flags, *more).stdout) for more in ((), ("--drafts", 4)))
+    assert drafted["drafted_tokens"] > 0 == plain["drafted_tokens"]
+    assert drafted["decode_tokens"] == plain["decode_tokens"]
