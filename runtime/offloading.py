@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from runtime.default_vectors import VECTORS_FILE, LayerDefaults, load_default_vectors
-from runtime.engine import Engine, watch_passes
+from runtime.engine import Engine
 from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_files import expert_files
 from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
+from runtime.pass_hooks import watch_passes
 from runtime.prefill import ChunkedPrefill
 from runtime.slots import make_pools
 from runtime.store import ExpertStore
