@@ -20,6 +20,7 @@ from runtime.kernels import SlotExperts, stock_kernel
 from runtime.measure import generate_offloaded
 from runtime.models import LoadedModel, Sampling, host_memory_bytes
 from runtime.offloading import model_name, offloaded
+from runtime.predict_costs import network_prediction_ns
 from runtime.records import PassRecord
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
@@ -51,6 +52,7 @@ def calibrate(
     copy_to_compute_ratio: float | None = None,
     latency_ns: int = 20_000,
     vectors_path: Path | None = None,
+    estimator_path: Path | None = None,
     name: str = "this-machine",
     repeats: int = 3,
     progress: Progress | None = None,
@@ -65,6 +67,8 @@ def calibrate(
             this many times its compute, as on real hardware (the paper's A6000 has 141 ms : 13 ms = 11).
         latency_ns: time per copy on the emulated link beside its bytes.
         vectors_path: default vectors, to measure what a prediction costs.
+        estimator_path: trained estimator, to measure what its predictions cost; by default the file beside the model,
+            if there is one.
         name: of the profile.
         repeats: generations per token count.
         progress: called with (steps done, steps in all).
@@ -97,6 +101,7 @@ def calibrate(
         decide_ns=tables.decide_ns,
         decide_per_load_ns=loads.per_load_ns,
         predict_ns=loads.predict_ns,
+        predict_by_source_ns=network_prediction_ns(loaded, ids, vectors_path, estimator_path),
         samples=tables.samples,
     )
     profile = _profile(loaded, name, costs, loads, rate, latency_ns)
@@ -164,6 +169,7 @@ def _measure_compute(
     overhead: list[float] = []
     decode: list[tuple[PassRecord, PassTimes]] = []
     with offloaded(loaded.model, resident_config(loaded)) as engine:
+        engine.link.times_parts = True
         generate_offloaded(engine, loaded, ids, _DECODE_TOKENS, sampling)  # warm: load experts, build kernels
         for count in counts[1:]:
             prefill: list[tuple[PassRecord, PassTimes]] = []
@@ -246,13 +252,14 @@ def _measure_loads(
     cache = {"policy": "none", "budget_ratio": 1.0}
     sampling = Sampling(ignore_eos=True)
     with offloaded(loaded.model, parse_config({"cache": cache, **base})) as engine:
-        engine.link.spans = []
+        engine.link.spans, engine.link.times_parts = [], True
         generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
         per_load_ns, wakeup_ns, achieved = _read_loads(engine, tables, latency_ns)
     predict_ns = 0.0
     try:
         config = parse_config({"cache": {"budget_ratio": 1.0}, "prefetch": {"source": "quasi-hidden"}, **base})
         with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
+            engine.link.times_parts = True
             generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
             layers = [t for record in engine.passes[1:] for t in record.layers[:-1]]
             predict_ns = typical(t.predicted_ns - t.decided_ns for t in layers)
@@ -274,7 +281,7 @@ def _read_loads(engine: Engine, tables: _Tables, latency_ns: int) -> tuple[float
     late, decide, gaps, experts = [], [], [], []
     for record in engine.passes[1:]:
         for layer, times in enumerate(record.layers):
-            last_end_ns = max(end for end in ends[layer] if end <= times.landed_ns)
+            last_end_ns = max((end for end in ends[layer] if end <= times.landed_ns), default=times.landed_ns)
             late.append(times.landed_ns - last_end_ns)
             decide.append((times.decided_ns - times.entered_ns - tables.decide_ns) / max(1, times.num_loads))
             experts.append(times.done_ns - times.landed_ns)

@@ -27,6 +27,10 @@ from trace_capture.trace import Phase
 from trace_capture.versions import software_versions
 
 Progress = Callable[[int, int], None]
+_HOST_TIMES = (
+    "parts of a token's time are as the host saw them: kernels and copies run on behind it, so a stall or an expert's "
+    "time may stand under what came after it; the times per token are whole"
+)
 _EMULATED = "emulated link: copies are paced to the configured rate, not those of a PCIe link"
 
 
@@ -109,7 +113,7 @@ def measure(
         warmup_passes=warmup_passes,
         preloaded_experts=preloaded_experts,
         metrics=metrics,
-        notes=[note for note in (_EMULATED if is_emulated else "", store_note) if note],
+        notes=[note for note in (_EMULATED if is_emulated else _HOST_TIMES, store_note) if note],
     )
     run_passes = tuple(RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in passes)
     return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts), run_passes)

@@ -48,8 +48,9 @@ class ComputeCosts(Protocol):
     def decide_ns(self, loads: int) -> int:
         """Engine bookkeeping for one layer with `loads` planned loads."""
 
-    def predict_ns(self, layer: int) -> int:
-        """Predicting the experts of the layer after `layer`."""
+    def predict_ns(self, layer: int, source: str = "") -> int:
+        """Predicting the experts of the layer after `layer`, by a prefetch source; by that layer's router if none is
+        named."""
 
 
 class MeasuredCompute:
@@ -83,9 +84,9 @@ class MeasuredCompute:
         """See `ComputeCosts`."""
         return round(self._costs.decide_ns + loads * self._costs.decide_per_load_ns)
 
-    def predict_ns(self, layer: int) -> int:
+    def predict_ns(self, layer: int, source: str = "") -> int:
         """See `ComputeCosts`."""
-        return round(self._costs.predict_ns)
+        return round(self._costs.predict_by_source_ns.get(source, self._costs.predict_ns))
 
 
 class RooflineCompute:
@@ -132,7 +133,7 @@ class RooflineCompute:
         """See `ComputeCosts`. As much as a launch where the host does not say."""
         return round(self._decide_ns + loads * self._decide_per_load_ns)
 
-    def predict_ns(self, layer: int) -> int:
+    def predict_ns(self, layer: int, source: str = "") -> int:
         """See `ComputeCosts`. A router is small: charged as one launch."""
         return self.device.launch_ns
 

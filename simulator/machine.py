@@ -219,7 +219,7 @@ class Machine:
             ids: Sequence[int] = ()
             if target < len(predicted):
                 ids = predicted[target]
-                predict_ns = self._predict_ns(layer)
+                predict_ns = self._predict_ns(layer, self._core.prefetch.prediction or "")
                 self._terms["predict"] += predict_ns
                 self._now += predict_ns
             loads = self._core.plan_prefetch(ids)

@@ -128,7 +128,9 @@ class MeasuredCosts(BaseModel):
     decide_per_load_ns: float
     """Further bookkeeping per load that is planned."""
     predict_ns: float
-    """One prediction of the next layer's experts."""
+    """One prediction of the next layer's experts by its own router."""
+    predict_by_source_ns: dict[str, float] = {}
+    """The same for prefetch sources that cost something else, such as `estimator`."""
     samples: int = 0
     """Decode passes behind the means."""
 

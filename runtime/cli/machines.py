@@ -37,7 +37,7 @@ from runtime.cli.strategy_options import (
     Warmup,
     strategy_table,
 )
-from runtime.cli.traces import Model, PromptFile, Texts, Vectors
+from runtime.cli.traces import Estimator, Model, PromptFile, Texts, Vectors
 
 if TYPE_CHECKING:
     from trace_capture.run import Run
@@ -57,6 +57,7 @@ def calibrate_command(
     ] = None,
     latency_ns: Annotated[int, typer.Option(min=0, help="Time per copy on the emulated link.")] = 20_000,
     vectors: Vectors = None,
+    estimator: Estimator = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine with one model into a hardware profile.
@@ -81,6 +82,7 @@ def calibrate_command(
             copy_to_compute_ratio=copy_to_compute,
             latency_ns=latency_ns,
             vectors_path=vectors,
+            estimator_path=estimator,
             progress=step("calibrate"),
         )
         profile = with_error_band(loaded, profile, texts[:3], progress=step("check predictions"))
@@ -97,6 +99,9 @@ def calibrate_command(
         say(f"  one layer of decode: dense {dense_us:.0f} us, experts {experts_us:.0f} us")
         decide_us, load_us = measured.decide_ns / 1e3, measured.decide_per_load_ns / 1e3
         say(f"  engine bookkeeping: {decide_us:.1f} us per MoE layer, {load_us:.1f} us per load")
+        by_source = {"router": measured.predict_ns} | measured.predict_by_source_ns
+        costs = ", ".join(f"{name} {cost / 1e3:.1f}" for name, cost in by_source.items())
+        say(f"  one prediction of the next layer, us: {costs}")
     say_next(f"moe-studio simulate TRACE --hardware {out}")
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from runtime.calibrate import calibrate
 from runtime.measure import measure
-from runtime.models import LoadedModel, Sampling
+from runtime.models import LoadedModel, Sampling, load_model
+from runtime.predict_costs import network_prediction_ns
 from runtime.self_check import CHECKS, error_band, with_error_band
-from simulator.cost_model import TERMS, CostModel
+from simulator.cost_model import TERMS, CostModel, MeasuredCompute
 from simulator.policies.config import CacheConfig, OffloadConfig, PrefetchConfig
 from simulator.timeline import perfetto_document
 from trace_capture.errors import ModelError
@@ -62,6 +63,23 @@ def test_the_error_band_comes_from_runs_on_this_machine(profile: HardwareProfile
 def test_the_band_covers_every_error_and_twice_their_spread() -> None:
     assert error_band([0.03, -0.03, 0.03]) == pytest.approx(0.06)
     assert error_band([0.0, 0.0, 0.0, 0.0, 0.0, -0.1]) == pytest.approx(0.1)
+
+
+def test_predictions_by_a_trained_network_have_a_cost_of_their_own(profile: HardwareProfile, tmp_path: Path) -> None:
+    """The demo model ships with an estimator, the tiny one has none."""
+    assert profile.measured is not None and profile.measured.predict_by_source_ns == {}
+    demo = load_model("demo")
+    (ids,) = demo.windows("the night was dark and the road was long", 64)
+    costs = network_prediction_ns(demo, ids, None, None)
+    assert set(costs) == {"estimator", "hybrid"} and min(costs.values()) > 0
+    with pytest.raises(ModelError, match="no usable estimator"):
+        network_prediction_ns(demo, ids, None, tmp_path / "none")
+    measured = profile.measured.model_copy(update={"predict_by_source_ns": {"estimator": 70.0}, "predict_ns": 20.0})
+    compute = MeasuredCompute(measured)
+    assert [compute.predict_ns(0, source) for source in ("quasi-hidden", "estimator", "")] == [20, 70, 20]
+    profile.model_copy(update={"measured": measured}).save(tmp_path / "p.toml")
+    again = HardwareProfile.load(tmp_path / "p.toml").measured
+    assert again == measured
 
 
 def test_a_text_too_short_to_calibrate_on_is_refused(loaded: LoadedModel) -> None:
