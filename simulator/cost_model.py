@@ -169,6 +169,13 @@ class CostModel:
         """What submitting a load takes of the host's thread."""
         return self.link.load_issue_ns(num_bytes)
 
+    def dense_parts_ns(self, tokens: int, context: int) -> dict[str, int]:
+        """What `dense_ns` of all layers consists of: attention, router, shared experts and launches, as far as the
+        shape tells them apart; empty where compute was measured, which tells nothing apart."""
+        if not isinstance(self.compute, RooflineCompute):
+            return {}
+        return self.compute.device.pass_parts_ns(tokens, context)
+
     def drafting_ns(self, draft: DraftSettings | None, drafts: int) -> int:
         """Making `drafts` tokens for one verify pass; see `simulator.costs.drafting`."""
         return drafting_ns(self._profile, draft, drafts)

@@ -9,10 +9,7 @@ from trace_capture.run import Metrics, Run
 LINK, DEVICE, CPU, HOST = "link", "device", "CPU", "host"
 RESOURCE_OF_TERM = {
     "dense": DEVICE,
-    "attention": DEVICE,
-    "router": DEVICE,
     "experts": DEVICE,
-    "head": DEVICE,
     "cpu_experts": CPU,
     "drafting": DEVICE,
     "stall": LINK,
@@ -20,9 +17,9 @@ RESOURCE_OF_TERM = {
     "issue": HOST,
     "predict": HOST,
     "overhead": HOST,
-    "wakeup": HOST,
+    "stall.wakeup": HOST,
 }
-"""What would have to be faster for a term of TPOT, or the part `wakeup` of the stalls, to shrink."""
+"""What would have to be faster for a term of TPOT, or for a part that differs from its term, to shrink."""
 TEXT_OF_PART = {
     "stall.demand": "waiting for copies on demand",
     "stall.late_prefetch": "waiting for prefetches that came late",
@@ -30,12 +27,17 @@ TEXT_OF_PART = {
     "stall.wakeup": "waking up after copies",
     "stall": "waiting for copies",
     "dense": "attention and the dense rest",
+    "dense.attention": "attention",
+    "dense.router": "router",
+    "dense.shared": "shared experts, norms and dense layers",
+    "dense.dense": "attention and the dense rest",
+    "dense.launch": "launching the dense kernels",
+    "drafting": "making drafts",
     "experts": "experts on the device",
     "cpu_experts": "experts on the CPU",
     "decide": "bookkeeping",
     "issue": "submitting copies",
     "predict": "predicting experts",
-    "drafting": "making drafts",
     "overhead": "head, sampling and the rest of a pass",
 }
 
@@ -44,7 +46,7 @@ class Share(NamedTuple):
     """One part of TPOT.
 
     Attributes:
-        name: a term of the cost model, or `stall.` and a part of the stalls.
+        name: a term of the cost model, or a term and its part, such as `stall.demand`.
         resource: what would have to be faster: link, device, CPU or host.
         ms: time per output token.
         ratio: share of TPOT.
@@ -68,12 +70,13 @@ def critical_path(metrics: Metrics) -> tuple[Share, ...]:
     a layer's compute, is not on the path. Parts of no length are left out.
     """
     parts: list[tuple[str, str, float]] = []
+    parts_of = {"stall": metrics.stall_parts_ms, "dense": metrics.dense_parts_ms}
     for name, ms in metrics.tpot_terms_ms.items():
-        if name == "stall" and metrics.stall_parts_ms:
-            stalls = metrics.stall_parts_ms.items()
-            parts += [(f"stall.{part}", RESOURCE_OF_TERM.get(part, LINK), each) for part, each in stalls]
-        else:
-            parts.append((name, RESOURCE_OF_TERM.get(name, HOST), ms))
+        resource = RESOURCE_OF_TERM.get(name, HOST)
+        for part, each in parts_of.get(name, {}).items():
+            parts.append((f"{name}.{part}", RESOURCE_OF_TERM.get(f"{name}.{part}", resource), each))
+        if not parts_of.get(name):
+            parts.append((name, resource, ms))
     tpot_ms = metrics.tpot_ms
     rest_ms = tpot_ms - sum(ms for _, _, ms in parts)
     if abs(rest_ms) > 1e-9 * tpot_ms:

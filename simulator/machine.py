@@ -48,6 +48,8 @@ class PassTimes:
     terms_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERMS, 0))
     stall_ns: dict[str, int] = field(default_factory=dict)
     """Parts of the term `stall` by `STALL_PARTS`, where they were asked for."""
+    dense_ns: dict[str, int] = field(default_factory=dict)
+    """Parts of the term `dense`, where they were asked for and the costs know them."""
 
     @property
     def total_ns(self) -> int:
@@ -64,7 +66,7 @@ class Machine:
         core: decisions.
         serial: wait for every load where it is issued, as `DeviceConfig.serial`.
         record_spans: keep the timeline.
-        split_stalls: tell for every stall what the link was busy with (`PassTimes.stall_ns`).
+        explain: tell what the link was busy with in stalls (`PassTimes.stall_ns`), and what dense layers consist of.
 
     Raises:
         TraceError: the trace lacks the predictions that the prefetch policy needs.
@@ -77,7 +79,7 @@ class Machine:
         core: OffloadCore,
         serial: bool = False,
         record_spans: bool = False,
-        split_stalls: bool = False,
+        explain: bool = False,
     ) -> None:
         self._trace = trace
         self._core = core
@@ -86,6 +88,7 @@ class Machine:
         self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
         self._wakeup_ns = costs.wakeup_ns
         self._compute = costs.compute
+        self._dense_parts_ns = costs.dense_parts_ns
         self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
         self._predict_ns = lru_cache(maxsize=None)(costs.compute.predict_ns)
         self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
@@ -93,9 +96,9 @@ class Machine:
         self._contention = lru_cache(maxsize=None)(costs.contention)
         self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, split_stalls)
+        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
         self._record_spans = record_spans
-        self._split_stalls = split_stalls
+        self._explain = explain
         self._host_spans: list[Span] = []
         self._uses: list[FirstUse] = []
         self._terms: dict[str, int] = {}
@@ -149,6 +152,8 @@ class Machine:
             if item.phase == Phase.VERIFY:
                 self._spend("drafting", "device", self._drafting_ns(trace.info.draft, tokens - 1), item, -1)
             context = int(trace.position[item.start])
+            if self._explain:
+                times.dense_ns = self._dense_parts_ns(tokens, context)
             predicted = self._predict(item)
             executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)
             if self._core.needs_token_counts:
@@ -294,7 +299,7 @@ class Machine:
             if landed_ns > stalled_ns:
                 self._now = landed_ns + self._wakeup_ns
                 self._terms["stall"] += self._now - stalled_ns
-                if self._split_stalls:
+                if self._explain:
                     awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
                     split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
                     self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + self._wakeup_ns

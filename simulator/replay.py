@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def simulate(
         config: cache, prefetch and budget.
         record_spans: keep the timeline in the run.
         bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again, and what
-            stalls waited for (`Metrics.stall_parts_ms`).
+            stalls and dense layers consist of (`Metrics.stall_parts_ms`, `Metrics.dense_parts_ms`).
         log: if given, every call to the offload core and every plan is appended to it.
         profile: the trace to count hot experts on, where the configuration needs them and has none; by default the
             replayed one itself, which is hindsight.
@@ -72,7 +73,7 @@ def simulate(
     config = with_hot_experts(config, profile or trace)
     core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config))
     core.tally.warmup_passes = warmup_passes
-    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, split_stalls=bounds)
+    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, explain=bounds)
     machine.run()
     busy_ns = _link_busy_ns(core.decode_counters, costs)
     info = RunInfo(
@@ -145,7 +146,8 @@ def summarise(
         tpot_terms_ms={
             name: sum(times.terms_ns[name] for times in later) / tokens / 1e6 if tokens else 0.0 for name in TERMS
         },
-        stall_parts_ms=_stall_parts_ms(later, tokens),
+        stall_parts_ms=_parts_ms([times.stall_ns for times in later], STALL_PARTS, tokens),
+        dense_parts_ms=_parts_ms([times.dense_ns for times in later], (), tokens),
         link_busy_ms=link_busy_ns / tokens / 1e6 if tokens else 0.0,
         tokens_per_s=tokens / total_ns * 1e9 if total_ns else 0.0,
         lookups=lookups,
@@ -165,11 +167,13 @@ def summarise(
     )
 
 
-def _stall_parts_ms(passes: list[PassTimes], tokens: int) -> dict[str, float]:
-    """Parts of the stalls of decode passes per token; empty where they were not told apart."""
-    if not any(times.stall_ns for times in passes):
+def _parts_ms(passes: list[dict[str, int]], names: Sequence[str], tokens: int) -> dict[str, float]:
+    """Parts of a term per token, those of `names` also where there are none of them; empty where the term was not
+    told apart."""
+    if not any(passes):
         return {}
-    return {name: sum(times.stall_ns.get(name, 0) for times in passes) / tokens / 1e6 for name in STALL_PARTS}
+    known = dict.fromkeys([*names, *(name for parts in passes for name in parts)])
+    return {name: sum(parts.get(name, 0) for parts in passes) / tokens / 1e6 for name in known}
 
 
 def _link_busy_ns(decode: Counters, costs: CostModel) -> float:

@@ -85,6 +85,8 @@ class Metrics(BaseModel):
     stall_parts_ms: dict[str, float] = Field(default_factory=dict)
     """Parts of the term `stall` by what the link was busy with (`simulator.stalls`); they add up to it. Empty where
     nobody asked."""
+    dense_parts_ms: dict[str, float] = Field(default_factory=dict)
+    """Parts of the term `dense`, such as attention and router; they add up to it. Empty where they are not known."""
     link_busy_ms: float = 0.0
     """Time of the copies over the link per decode token, hidden or not; 0 where it is not known."""
     tokens_per_s: float = 0.0

@@ -74,6 +74,15 @@ class DeviceCosts:
         router_ns, shared_ns = (round(self._dense_roofline(size, tokens)) for size in others)
         return {"attention": round(first_ns), "router": router_ns, "shared": shared_ns, "launch": launches}
 
+    def pass_parts_ns(self, tokens: int, context: int) -> dict[str, int]:
+        """`dense_parts_ns` of all layers together."""
+        total: dict[str, int] = {}
+        for place, layer in enumerate(self._kinds):
+            count = self._kind_of.count(place)
+            for name, part_ns in self._parts(layer, tokens, context).items():
+                total[name] = total.get(name, 0) + count * part_ns
+        return total
+
     def experts_ns(self, layer: int, experts: int, rows_per_expert: float) -> int:
         """`experts` routed experts of a layer, in one group of kernels."""
         weight_bytes = experts * self._shape.expert_bytes[layer]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from simulator import simulate
@@ -12,7 +14,9 @@ from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.core import OffloadCore
 from tests.simulator.builders import decode_trace, make_config, make_hardware, make_measured, make_shape, mixed_trace
 from trace_capture.hardware import HardwareProfile
+from trace_capture.known_shapes import known_shape
 from trace_capture.run import Metrics, Run
+from trace_capture.synthetic import synthetic_trace
 from trace_capture.trace import NO_EXPERT, Trace
 
 HARDWARE = make_hardware(latency_ns=137, issue_ns=53, wakeup_ns=71, launch_ns=211)
@@ -31,7 +35,7 @@ def test_parts_of_every_stall_add_up_to_the_nanosecond(config: OffloadConfig) ->
     trace = mixed_trace(make_shape(layers=5), seed=5)
     core = OffloadCore.from_config(config, trace.shape)
     costs = CostModel(HARDWARE, trace.shape)
-    machine = Machine(trace, costs, core, serial=config.device.serial, split_stalls=True)
+    machine = Machine(trace, costs, core, serial=config.device.serial, explain=True)
     machine.run()
     assert sum(times.terms_ns["stall"] for times in machine.passes) > 0
     for times in machine.passes:
@@ -41,6 +45,23 @@ def test_parts_of_every_stall_add_up_to_the_nanosecond(config: OffloadConfig) ->
     assert sum(share.ms for share in shares) == pytest.approx(run.metrics.tpot_ms, rel=1e-12)
     assert sum(share.ratio for share in shares) == pytest.approx(1, rel=1e-12)
     assert all(share.ms > 0 for share in shares)
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "gpt-oss-20b"])
+def test_dense_layers_are_told_apart_and_add_up_to_the_nanosecond(name: str) -> None:
+    shape = known_shape(name)
+    trace = synthetic_trace(shape, 1, 3, 4, reuse_ratio=0.5, skew=0.5, predictor_recall=1.0, seed=0)
+    config = make_config("lru", budget_bytes=shape.total_expert_bytes // 2)
+    costs = CostModel(HardwareProfile.load(Path("a6000-pcie4x16")), shape)
+    machine = Machine(trace, costs, OffloadCore.from_config(config, shape), explain=True)
+    machine.run()
+    for times in machine.passes:
+        assert sum(times.dense_ns.values()) == times.terms_ns["dense"]
+        assert set(times.dense_ns) == {"attention", "router", "shared", "launch"}
+    run = simulate(trace, HardwareProfile.load(Path("a6000-pcie4x16")), config)
+    shares = {share.name: share for share in critical_path(run.metrics)}
+    assert shares["dense.attention"].ms > shares["dense.router"].ms > 0 and "dense" not in shares
+    assert sum(share.ms for share in shares.values()) == pytest.approx(run.metrics.tpot_ms, rel=1e-12)
 
 
 def two_layers(predicted: list[list[int]], hardware: HardwareProfile) -> Run:

@@ -226,5 +226,5 @@ def test_recording_spans_changes_nothing() -> None:
     assert with_spans.token_ns.tolist() == without.token_ns.tolist()
     parts = with_spans.metrics.stall_parts_ms
     assert sum(parts.values()) == pytest.approx(with_spans.metrics.tpot_terms_ms["stall"], rel=1e-12)
-    assert without.metrics == with_spans.metrics.model_copy(update={"stall_parts_ms": {}})
+    assert without.metrics == with_spans.metrics.model_copy(update={"stall_parts_ms": {}, "dense_parts_ms": {}})
     assert without.info.bounds == {} and with_spans.info.bounds["max_ms"] <= with_spans.metrics.tpot_ms

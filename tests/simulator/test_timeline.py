@@ -11,8 +11,9 @@ import pytest
 
 from simulator import simulate
 from simulator.counters import can_tell_queue, can_tell_residency, link_busy, queue_length, residency
+from simulator.policies.config import parse_config
 from simulator.timeline import perfetto_document, write_perfetto
-from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
+from tests.simulator.builders import make_config, make_hardware, make_measured, make_shape, mixed_trace
 from trace_capture.errors import TraceError
 from trace_capture.run import Run, Span
 
@@ -46,11 +47,11 @@ def test_tracks_are_named_and_sorted() -> None:
 
 @pytest.mark.parametrize("window", [None, (0, 3), (7, 12)])
 def test_slices_of_a_thread_nest_or_follow_each_other(window: tuple[int, int] | None) -> None:
-    document = perfetto_document([make_run(), make_run("none", "none"), make_run(serial=True)], window)
+    document = perfetto_document([make_run(), make_run("none", "none"), make_run(serial=True), on_cpu()], window)
     threads: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in of_phase(document, "X"):
         threads.setdefault((event["pid"], event["tid"]), []).append(event)
-    assert len(threads) == 9
+    assert len(threads) == 13, "link, device and host of each, and one CPU"
     for events in threads.values():
         parents = parents_of(events)
         on_device = events[0]["cat"] == "device"
@@ -62,6 +63,13 @@ def test_slices_of_a_thread_nest_or_follow_each_other(window: tuple[int, int] | 
             else:
                 assert parent["name"] == f"layer {event['args']['layer']}"
                 assert parent["args"]["pass"] == event["args"]["pass"]
+
+
+def on_cpu() -> Run:
+    """The CPU runs what is missing, beside device and copies."""
+    raw = {"cache": {"budget_bytes": BUDGET}, "cpu": {"policy": "misses", "admissions": 2}}
+    hardware = make_hardware(measured=make_measured(cpu_experts_ns=(2500.0,)))
+    return simulate(mixed_trace(make_shape(layers=5), seed=2), hardware, parse_config(raw), record_spans=True)
 
 
 def parents_of(events: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
