@@ -86,12 +86,13 @@ class Comparison:
 
     @property
     def is_free_of_races(self) -> bool:
-        """Whether no decision can depend on when a copy lands, so that counts must be equal: nothing is loaded ahead,
-        or every load is waited for; and every layer runs what its router chose."""
+        """Whether no decision can depend on when a copy lands, so that counts must be equal: nothing is loaded that is
+        not waited for, or everything is; and every layer runs what its router chose."""
         config = self.config
         prefetch = config.prefetch
         modes = {prefetch.mode} if isinstance(prefetch.mode, str) else set(prefetch.mode)
-        return prefetch.source == "none" or (config.device.serial and "commit" not in modes)
+        is_ahead = prefetch.source != "none" or (config.cpu.policy != "none" and config.cpu.admissions > 0)
+        return not is_ahead or (config.device.serial and "commit" not in modes)
 
     def count_differences(self) -> dict[str, tuple[int, list[int]]]:
         """Counts that differ in some repetition: name -> (predicted, measured)."""

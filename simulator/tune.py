@@ -16,6 +16,7 @@ from simulator.policies.config import CacheConfig, DeviceConfig, OffloadConfig, 
 from simulator.policies.prefetch import PREFETCH_POLICIES, make_prefetch_policy
 from simulator.replay import simulate
 from simulator.slot_split import SlotSplit, split_slots
+from simulator.tune_cpu import num_with_cpu_misses, with_cpu_layers, with_cpu_misses
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
@@ -85,8 +86,10 @@ def tune(
     """Find the fastest configuration for a trace, a machine and a budget of device memory.
 
     Candidates are every split of the budget (even, integer program, one pool) with every cache policy and every
-    prefetch source the trace has predictions for. They are ranked on the training part; the winner must then
-    beat plain LRU on the held-out part, or plain LRU is the answer.
+    prefetch source the trace has predictions for. Where the machine's profile knows what experts cost on the CPU, the
+    best of them are tried again with misses on the CPU, and so are whole layers there with the budget for the others.
+    All are ranked on the training part; the winner must then beat plain LRU on the held-out part, or plain LRU is the
+    answer.
 
     Args:
         trace: routing of the workload to tune for. Its last third of sequences is held out; of a single sequence,
@@ -113,11 +116,15 @@ def tune(
     planned = _plan(train, _caches(trace, budget_bytes, split, scopes), device)
     even = CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape)))
     plain = OffloadConfig(label="plain LRU, even split", cache=even, device=device)
-    report = _Steps(len(planned) + 3, progress)
-    candidates = sorted(
-        (_replay(train, hardware, name, config, report) for name, config in planned),
-        key=lambda candidate: candidate.train_tpot_ms,
-    )
+    has_cpu = costs.is_measured or hardware.host is not None
+    on_cpu = with_cpu_layers(trace, budget_bytes, device) if has_cpu else []
+    report = _Steps(len(planned) + len(on_cpu) + has_cpu * num_with_cpu_misses(len(planned)) + 3, progress)
+    candidates = [_replay(train, hardware, name, config, report) for name, config in planned]
+    if has_cpu:
+        best = sorted(candidates, key=_by_speed)
+        on_cpu += with_cpu_misses([(candidate.split, candidate.config) for candidate in best])
+        candidates += [_replay(train, hardware, name, config, report) for name, config in on_cpu]
+    candidates.sort(key=_by_speed)
     runs = [_confirm(held_out, hardware, config, report) for config in [plain, *(c.config for c in candidates[:2])]]
     return _verdict(trace, hardware, candidates, runs, split)
 
@@ -144,6 +151,10 @@ def split_trace(trace: Trace) -> tuple[Trace, Trace]:
         if not np.isin(part.phase, GENERATING).any():
             raise TraceError(f"the {name} part of the trace has no decode passes; capture more tokens per prompt")
     return parts
+
+
+def _by_speed(candidate: Candidate) -> float:
+    return candidate.train_tpot_ms
 
 
 class _Steps:
@@ -239,7 +250,8 @@ def _verdict(
         )
     if not split.is_proven:
         notes.append(f"the slot split was stopped by its time limit, up to {split.gap_ms:.3f} ms off the best")
-    if plan_capacity(config.cache, trace.shape).total_bytes > hardware.device.memory_bytes.value > 0:
+    cpu_layers = config.cpu.whole_layers(trace.shape.num_moe_layers)
+    if plan_capacity(config.cache, trace.shape, cpu_layers).total_bytes > hardware.device.memory_bytes.value > 0:
         notes.append(f"the budget is more than the {hardware.device.memory_bytes.value:,.0f} bytes of {hardware.name}")
     notes += [note for note in chosen.info.notes if note not in notes]
     provenance = Provenance(

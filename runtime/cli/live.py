@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
 from runtime.cli.machines import run_json, say_run
 from runtime.cli.strategy_options import Warmup
 from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
@@ -23,6 +24,8 @@ def run_command(
     model: Model = "demo",
     config: Annotated[Path | None, typer.Option(help="Configuration (TOML), such as tune writes.")] = None,
     budget_ratio: Annotated[float, typer.Option(help="Without --config: LRU with this share of the experts.")] = 0.5,
+    cpu_layers: CpuLayers = None,
+    cpu_experts: CpuExperts = None,
     prompts: PromptFile = None,
     text: Annotated[list[str], typer.Option("--text", "--prompt", help="A prompt; may be repeated.")] = [],  # noqa: B006
     max_new_tokens: NewTokens = 64,
@@ -51,6 +54,7 @@ def run_command(
 
     quiet_threads()
     chosen = load_config(config) if config else OffloadConfig.for_fraction(budget_ratio)
+    chosen = with_cpu(chosen, cpu_layers, cpu_experts)
     texts = read_prompts(prompts, text)
     with progress_bar(not as_json) as step:
         loaded = load_streamed(model) if should_stream(model, stream) else load_model(model)

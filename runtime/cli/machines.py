@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
 from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, DraftMib, Drafts, with_drafts
 from runtime.cli.hardware_options import (
     DEFAULT_HARDWARE,
@@ -120,6 +121,8 @@ def simulate_command(
     prefill: Prefill = "on-demand",
     micro_batch: MicroBatch = None,
     config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
+    cpu_layers: CpuLayers = None,
+    cpu_experts: CpuExperts = None,
     profile: Annotated[
         Path | None, typer.Option(help="Another trace, on which to count which experts are popular.")
     ] = None,
@@ -153,7 +156,7 @@ def simulate_command(
     run = simulate(
         with_drafts(in_format(Trace.load(trace), weights), drafts, acceptance, draft_mib),
         chosen_profile(*machine),
-        load_config(config) if config else parse_config(table),
+        with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts),
         record_spans=out is not None,
         profile=in_format(Trace.load(profile), weights) if profile else None,
         warmup_passes=warmup,
@@ -263,7 +266,8 @@ def say_run(run: Run) -> None:
     for share in critical_path(metrics):
         say(f"    {share.ms:10.3f} ms {100 * share.ratio:5.1f} %  {share.text}")
     say(f"  {what_limits(run)}")
-    say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %)")
+    on_cpu = f", {100 * metrics.cpu_runs / metrics.lookups:.1f} % ran on the CPU" if metrics.cpu_runs else ""
+    say(f"  hit rate {100 * metrics.hit_rate:.1f} % (decode {100 * metrics.decode_hit_rate:.1f} %){on_cpu}")
     total, each = metrics.bytes_loaded / 1e6, metrics.bytes_per_token / 1e6
     say(f"  {metrics.loads} loads, {total:,.1f} MB over the link, {each:,.3f} MB per token")
     _say_bounds(run)

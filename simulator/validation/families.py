@@ -14,6 +14,13 @@ def strategy_family(config: OffloadConfig, shape: ModelShape) -> Family:
     Raises:
         ConfigError: the budget does not hold a layer's top-k.
     """
+    cpu_layers = config.cpu.whole_layers(shape.num_moe_layers)
+    if len(cpu_layers) == shape.num_moe_layers:
+        return "cpu_experts"
+    if config.cpu.policy != "none":
+        return "hybrid"
+    if cpu_layers:
+        return "layer_split"
     if config.prefetch.source != "none":
         return "prefetch"
     if config.cache.policy == "none":

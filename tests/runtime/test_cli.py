@@ -92,6 +92,19 @@ def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path,
     assert "emulated link" in shown
 
 
+def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path, tmp_path: Path) -> None:
+    placed = ["--cpu-layers", "1", "--cpu-experts", "threshold:3"]
+    found = json.loads(studio("simulate", trace, *placed, "--json").stdout)
+    assert found["cpu_runs"] > 0 and found["tpot_terms_ms"]["cpu_experts"] > 0
+    assert found["label"] == "lru/layer + CPU: 1 layers and misses of up to 3 tokens"
+    arguments = ["run", "--model", model_folder, "--text", "the night", "--max-new-tokens", "6", "--json"]
+    runs = [json.loads(studio(*arguments, *flags).stdout) for flags in ([], ["--cpu-experts", "misses"])]
+    assert runs[0]["texts"] == runs[1]["texts"]
+    assert runs[0]["cpu_runs"] == 0 < runs[1]["cpu_runs"]
+    assert_refused(studio("simulate", trace, "--cpu-layers", "few"), "--cpu-layers", "a number of layers, or 'all'")
+    assert_refused(studio("simulate", trace, "--cpu-experts", "mises"), "did you mean 'misses'")
+
+
 def test_run_from_streamed_experts_writes_the_same_text(model_folder: Path) -> None:
     arguments = ["run", "--model", model_folder, "--text", "the night", "--max-new-tokens", "6", "--json"]
     texts = [json.loads(studio(*arguments, flag).stdout)["texts"] for flag in ("--stream", "--no-stream")]
