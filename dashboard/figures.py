@@ -239,10 +239,13 @@ def _predicted_bars(rows: Sequence[ComparisonRow], labels: Sequence[str], dark: 
         customdata=[_band_text(row) for row in rows],
         hovertemplate="%{y}<br>predicted %{x:.4g} ms %{customdata}<extra></extra>",
     )
-    half_widths = [_band_ms(row) for row in rows]
-    if any(half is not None for half in half_widths):
+    ends = [_band_ms(row) for row in rows]
+    if any(end is not None for end in ends):
         ink = INK_ON_DARK if dark else INK_ON_LIGHT
-        bars.error_x = {"type": "data", "array": half_widths, "color": ink, "thickness": 2, "width": 6}
+        above = [end and end[1] - (row.predicted_tpot_ms or 0) for end, row in zip(ends, rows, strict=True)]
+        below = [end and (row.predicted_tpot_ms or 0) - end[0] for end, row in zip(ends, rows, strict=True)]
+        look = {"color": ink, "thickness": 2, "width": 6}
+        bars.error_x = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
     return bars
 
 
@@ -270,15 +273,18 @@ def _bound_ticks(rows: Sequence[ComparisonRow], labels: Sequence[str]) -> go.Sca
     )
 
 
-def _band_ms(row: ComparisonRow) -> float | None:
-    if row.band_ratio is None or row.predicted_tpot_ms is None:
+def _band_ms(row: ComparisonRow) -> tuple[float, float] | None:
+    """Lower and upper end of the band around the predicted time."""
+    if row.band is None or row.predicted_tpot_ms is None:
         return None
-    return row.band_ratio * row.predicted_tpot_ms
+    return row.band.low_ratio * row.predicted_tpot_ms, row.band.high_ratio * row.predicted_tpot_ms
 
 
 def _band_text(row: ComparisonRow) -> str:
-    half = _band_ms(row)
-    return "(no validated band)" if half is None else f"± {format_ms(half)} ({format_percent(row.band_ratio)})"
+    ends = _band_ms(row)
+    if ends is None or row.band is None:
+        return "(no validated band)"
+    return f"({format_ms(ends[0])} to {format_ms(ends[1])}: {row.band.text()})"
 
 
 def _label(text: str) -> str:

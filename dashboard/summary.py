@@ -10,7 +10,6 @@ from dashboard.texts import (
     EMULATED,
     format_bytes,
     format_ms,
-    format_number,
     format_percent,
     format_times,
     plural,
@@ -80,8 +79,9 @@ def _error_card(comparison: Comparison) -> Card:
     errors = [abs(row.error_ratio) for row in comparison.rows if row.error_ratio is not None]
     if not errors:
         return Card("Prediction error", "not known", "needs a predicted and a measured run of one label")
-    bands = [row.band_ratio for row in comparison.rows if row.band_ratio is not None and row.error_ratio is not None]
-    band = f"band ±{format_number(max(bands) * 100)} %" if bands else "no validated band"
+    bands = [row.band for row in comparison.rows if row.band is not None and row.error_ratio is not None]
+    widest = max(bands, key=lambda band: band.half_width_ratio, default=None)
+    band = f"band {widest.text()}" if widest else "no validated band"
     emulated = any(row.emulated for row in comparison.rows if row.error_ratio is not None)
     return Card(
         "Prediction error",

@@ -31,6 +31,14 @@ class Cell:
     remark: str = ""
 
 
+def _band_cell(row: ComparisonRow) -> Cell:
+    if row.band is None:
+        return Cell("none")
+    low, high = row.band.low_ratio - 1, row.band.high_ratio - 1
+    text = f"{format_percent(low, signed=True)} to {format_percent(high, signed=True)}"
+    return Cell(text, row.band.half_width_ratio, row.band.source)
+
+
 def cells(row: ComparisonRow) -> tuple[Cell, ...]:
     """The cells of a row in the order of `COLUMN_GROUPS`."""
     inside = {True: "inside band", False: "outside band", None: ""}[row.is_inside_band]
@@ -38,7 +46,7 @@ def cells(row: ComparisonRow) -> tuple[Cell, ...]:
     return (
         Cell(row.label, remark="; ".join(remarks)),
         Cell(format_number(row.predicted_tpot_ms), row.predicted_tpot_ms),
-        Cell("none" if row.band_ratio is None else f"±{format_percent(row.band_ratio)}", row.band_ratio),
+        _band_cell(row),
         Cell(format_number(row.measured_tpot_ms), row.measured_tpot_ms),
         Cell(format_percent(row.error_ratio, signed=True), row.error_ratio, inside),
         Cell(format_percent(row.predicted_hit_rate), row.predicted_hit_rate),

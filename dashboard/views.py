@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dashboard.data import NamedRun
 from dashboard.texts import EMULATED, format_ms, format_percent, format_times
 from simulator.critical_path import what_limits
+from trace_capture.band import ErrorBand
 from trace_capture.run import Run
 from trace_capture.trace import NO_EXPERT, Phase, Trace
 
@@ -37,7 +38,7 @@ class ComparisonRow:
     label: str
     predicted_tpot_ms: float | None = None
     measured_tpot_ms: float | None = None
-    band_ratio: float | None = None
+    band: ErrorBand | None = None
     error_ratio: float | None = None
     predicted_hit_rate: float | None = None
     measured_hit_rate: float | None = None
@@ -58,9 +59,9 @@ class ComparisonRow:
     def is_inside_band(self) -> bool | None:
         """Whether the measured TPOT lies in the band around the predicted one; None where that is unknown."""
         before, after = self.predicted_tpot_ms, self.measured_tpot_ms
-        if before is None or after is None or self.band_ratio is None:
+        if before is None or after is None or self.band is None:
             return None
-        return abs(after - before) <= self.band_ratio * before
+        return self.band.contains(before, after)
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _row(label: str, predicted: NamedRun | None, measured: NamedRun | None) -> C
         label=label,
         predicted_tpot_ms=before,
         measured_tpot_ms=after,
-        band_ratio=_known(simulated.info.error_band_ratio) if simulated is not None else None,
+        band=simulated.info.error_band if simulated is not None else None,
         error_ratio=before / after - 1 if after and before is not None else None,
         predicted_hit_rate=_hit_rate(simulated),
         measured_hit_rate=_hit_rate(actual),

@@ -1,7 +1,7 @@
 """`calibrate`: measure this machine with one model into a hardware profile, and check what it predicts.
 
 Compute is measured in place, on the offloaded engine with every expert resident; what a stall and a load cost beside
-the link's own time is measured on the engine with no cache at all. Means over passes: a TPOT is one.
+the link's own time in `runtime.load_costs`. Means over undisturbed passes (`runtime.steadiness`): a TPOT is one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.engine import Engine
 from runtime.kernels import SlotExperts, stock_kernel
+from runtime.load_costs import LoadCosts, measure_load_costs
 from runtime.measure import generate_offloaded
 from runtime.models import LoadedModel, Sampling, host_memory_bytes
 from runtime.offloading import model_name, offloaded
 from runtime.predict_costs import network_prediction_ns
 from runtime.records import PassRecord
+from runtime.steadiness import Probes, around_passes, probed, reference_ns, steady_only
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ModelError
@@ -33,15 +34,6 @@ Progress = Callable[[int, int], None]
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Tokens per pass at which compute is measured."""
 _DECODE_TOKENS = 24
-
-
-class _Loads(NamedTuple):
-    """What loading costs beside the link's time, and what the link achieved."""
-
-    per_load_ns: float
-    predict_ns: float
-    wakeup_ns: float
-    bytes_per_s: float
 
 
 def calibrate(
@@ -89,7 +81,9 @@ def calibrate(
     tick()
     compute_ns = len(sites) * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
     rate = h2d_bytes_per_s or _rate_for(copy_to_compute_ratio or 11.0, compute_ns, tables.bytes_per_token)
-    loads = _measure_loads(loaded, ids, rate, latency_ns, tables, vectors_path)
+    loads = measure_load_costs(
+        loaded, ids, rate, latency_ns, reference_ns=tables.reference_ns, vectors_path=vectors_path
+    )
     tick()
     costs = MeasuredCosts(
         model=model_name(loaded.model),
@@ -99,9 +93,13 @@ def calibrate(
         cpu_experts_ns=tuple(cpu_ns),
         pass_overhead_ns=tuple(tables.overhead_ns),
         decide_ns=tables.decide_ns,
+        decide_first_load_ns=loads.first_load_ns,
         decide_per_load_ns=loads.per_load_ns,
         predict_ns=loads.predict_ns,
         predict_by_source_ns=network_prediction_ns(loaded, ids, vectors_path, estimator_path),
+        stall_ns=loads.stall_ns,
+        wakeup_ns=loads.wakeup_ns,
+        probe_ns=tables.reference_ns,
         samples=tables.samples,
     )
     profile = _profile(loaded, name, costs, loads, rate, latency_ns)
@@ -142,6 +140,8 @@ class _Tables(NamedTuple):
     decide_ns: float
     bytes_per_token: int
     samples: int
+    reference_ns: float
+    """Usual duration of the fixed work before a pass."""
 
 
 class _Ticker:
@@ -162,57 +162,52 @@ def resident_config(loaded: LoadedModel) -> OffloadConfig:
 def _measure_compute(
     loaded: LoadedModel, ids: Tensor, counts: Sequence[int], repeats: int, tick: Callable[[], None]
 ) -> _Tables:
-    """Generate from prompts of each length on a fully resident engine, warm."""
+    """Generate from prompts of each length on a fully resident engine, warm; undisturbed passes alone count."""
     sampling = Sampling(temperature=0.0, ignore_eos=True)
-    dense: list[float] = []
-    experts: list[float] = []
-    overhead: list[float] = []
-    decode: list[tuple[PassRecord, PassTimes]] = []
-    with offloaded(loaded.model, resident_config(loaded)) as engine:
+    decode: list[tuple[_Pass, Probes]] = []
+    prefill: dict[int, list[tuple[_Pass, Probes]]] = {count: [] for count in counts[1:]}
+    with offloaded(loaded.model, resident_config(loaded)) as engine, probed(loaded.model) as seen:
         engine.link.times_parts = True
         generate_offloaded(engine, loaded, ids, _DECODE_TOKENS, sampling)  # warm: load experts, build kernels
         for count in counts[1:]:
-            prefill: list[tuple[PassRecord, PassTimes]] = []
             for _ in range(repeats):
                 before = len(engine.passes)
-                times = generate_offloaded(engine, loaded, ids[:, :count], _DECODE_TOKENS, sampling)
-                pairs = list(zip(engine.passes[before:], times, strict=True))
-                prefill += [pair for pair in pairs if pair[1].phase == Phase.PREFILL]
-                decode += [pair for pair in pairs[2:] if pair[1].phase == Phase.DECODE]
-            dense.append(_mean_dense(prefill))
-            experts.append(_mean_experts(prefill))
-            overhead.append(_mean_overhead(prefill))
+                times = generate_offloaded(engine, loaded, ids[:, :count], _DECODE_TOKENS, sampling, seen)
+                passes = list(zip(engine.passes[before:], times, strict=True))
+                items = list(zip(passes, around_passes(seen[before:]), strict=True))
+                prefill[count] += [item for item in items if item[0][1].phase == Phase.PREFILL]
+                decode += [item for item in items[2:] if item[0][1].phase == Phase.DECODE]
             tick()
-        layers = [layer for record, _ in decode for layer in record.layers]
-        decide_ns = typical(
-            t.decided_ns - t.entered_ns + t.submitted_ns - t.predicted_ns + t.landed_ns - t.submitted_ns for t in layers
-        )
         bytes_per_token = engine.shape.bytes_per_token
+    usual_ns = reference_ns([probes for _, probes in decode])
+    tables = [steady_only(items, usual_ns) for items in (decode, *prefill.values())]
+    layers = [layer for record, _ in tables[0] for layer in record.layers]
     tick()
     return _Tables(
-        [_mean_dense(decode), *dense],
-        [_mean_experts(decode), *experts],
-        [_mean_overhead(decode), *overhead],
-        float(decide_ns),
+        [_mean_dense(table) for table in tables],
+        [_mean_experts(table) for table in tables],
+        [_mean_overhead(table) for table in tables],
+        typical(t.landed_ns - t.entered_ns - (t.predicted_ns - t.decided_ns) for t in layers),
         bytes_per_token,
-        len(decode),
+        len(tables[0]),
+        usual_ns,
     )
 
 
-_Pairs = Sequence[tuple[PassRecord, PassTimes]]
+_Pass = tuple[PassRecord, PassTimes]
 
 
-def _mean_dense(pairs: _Pairs) -> float:
-    gaps = [b.entered_ns - a.done_ns for r, _ in pairs for a, b in zip(r.layers, r.layers[1:], strict=False)]
-    return typical(gaps) if gaps else typical(r.layers[0].entered_ns - r.began_ns for r, _ in pairs)
+def _mean_dense(passes: Sequence[_Pass]) -> float:
+    gaps = [b.entered_ns - a.done_ns for r, _ in passes for a, b in zip(r.layers, r.layers[1:], strict=False)]
+    return typical(gaps) if gaps else typical(r.layers[0].entered_ns - r.began_ns for r, _ in passes)
 
 
-def _mean_experts(pairs: _Pairs) -> float:
-    return typical(layer.done_ns - layer.landed_ns for record, _ in pairs for layer in record.layers)
+def _mean_experts(passes: Sequence[_Pass]) -> float:
+    return typical(layer.done_ns - layer.landed_ns for record, _ in passes for layer in record.layers)
 
 
-def _mean_overhead(pairs: _Pairs) -> float:
-    return typical(times.terms_ns["overhead"] for _, times in pairs)
+def _mean_overhead(passes: Sequence[_Pass]) -> float:
+    return typical(times.terms_ns["overhead"] for _, times in passes)
 
 
 def _measure_cpu_experts(
@@ -244,57 +239,8 @@ def _rate_for(ratio: float, compute_ns: float, bytes_per_token: int) -> float:
     return bytes_per_token / (ratio * compute_ns) * 1e9
 
 
-def _measure_loads(
-    loaded: LoadedModel, ids: Tensor, rate: float, latency_ns: int, tables: _Tables, vectors_path: Path | None
-) -> _Loads:
-    """Decode without any cache, so that every layer loads its top-k and stalls."""
-    base = {"device": {"h2d_bytes_per_s": rate, "latency_ns": latency_ns}}
-    cache = {"policy": "none", "budget_ratio": 1.0}
-    sampling = Sampling(ignore_eos=True)
-    with offloaded(loaded.model, parse_config({"cache": cache, **base})) as engine:
-        engine.link.spans, engine.link.times_parts = [], True
-        generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
-        per_load_ns, wakeup_ns, achieved = _read_loads(engine, tables, latency_ns)
-    predict_ns = 0.0
-    try:
-        config = parse_config({"cache": {"budget_ratio": 1.0}, "prefetch": {"source": "quasi-hidden"}, **base})
-        with offloaded(loaded.model, config, default_vectors=vectors_path) as engine:
-            engine.link.times_parts = True
-            generate_offloaded(engine, loaded, ids[:, :2], _DECODE_TOKENS, sampling)
-            layers = [t for record in engine.passes[1:] for t in record.layers[:-1]]
-            predict_ns = typical(t.predicted_ns - t.decided_ns for t in layers)
-    except ModelError:
-        if vectors_path is not None:
-            raise
-    return _Loads(per_load_ns, predict_ns, wakeup_ns, achieved)
-
-
-def _read_loads(engine: Engine, tables: _Tables, latency_ns: int) -> tuple[float, float, float]:
-    """Bookkeeping per load, time lost per stall, and the rate that copies achieved.
-
-    A stall costs more than the wait for its copies: the thread wakes late, and what runs next finds cold caches.
-    """
-    copies = engine.link.spans or []
-    ends: dict[int, list[int]] = {}
-    for copy in copies:
-        ends.setdefault(copy.key[0], []).append(copy.end_ns)
-    late, decide, gaps, experts = [], [], [], []
-    for record in engine.passes[1:]:
-        for layer, times in enumerate(record.layers):
-            last_end_ns = max((end for end in ends[layer] if end <= times.landed_ns), default=times.landed_ns)
-            late.append(times.landed_ns - last_end_ns)
-            decide.append((times.decided_ns - times.entered_ns - tables.decide_ns) / max(1, times.num_loads))
-            experts.append(times.done_ns - times.landed_ns)
-            if layer:
-                gaps.append(times.entered_ns - record.layers[layer - 1].done_ns)
-    cold_ns = typical(experts) - tables.experts_ns[0] + typical(gaps) - tables.dense_ns[0]
-    moved = sum(copy.num_bytes for copy in copies)
-    busy_ns = sum(copy.end_ns - copy.start_ns - latency_ns for copy in copies)
-    return max(0.0, typical(decide)), max(0.0, typical(late) + cold_ns), moved / busy_ns * 1e9
-
-
 def _profile(
-    loaded: LoadedModel, name: str, costs: MeasuredCosts, loads: _Loads, rate: float, latency_ns: int
+    loaded: LoadedModel, name: str, costs: MeasuredCosts, loads: LoadCosts, rate: float, latency_ns: int
 ) -> HardwareProfile:
     device = next(loaded.model.parameters()).device
     emulated = device.type != "cuda"
@@ -314,7 +260,9 @@ def _profile(
             h2d_bytes_per_s=measured(loads.bytes_per_s, f"{paced}, set to {rate:.6g} bytes/s"),
             latency_ns=measured(latency_ns, f"{paced}, as set"),
             issue_ns=measured(0.0, "contained in measured.decide_per_load_ns"),
-            wakeup_ns=measured(loads.wakeup_ns, "late waking and cold caches after a stall"),
+            wakeup_ns=measured(
+                max(loads.wakeup_ns, default=0.0), "after a long stall; by length in measured.wakeup_ns"
+            ),
         ),
         device=DeviceProfile(
             name="emulated device (CPU)" if emulated else torch.cuda.get_device_name(device),

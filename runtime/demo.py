@@ -11,17 +11,15 @@ from pathlib import Path
 
 from runtime.calibrate import calibrate
 from runtime.capture import capture
-from runtime.measure import measure
 from runtime.models import DEMO_MODEL, LoadedModel, Sampling, load_model, read_prompts
+from runtime.pairing import Comparison, Workload, predict_and_measure
 from runtime.self_check import with_error_band
 from simulator.config_file import save_config
 from simulator.policies.config import DeviceConfig, OffloadConfig, parse_config
-from simulator.replay import simulate
 from simulator.timeline import write_perfetto
 from simulator.tune import TuneResult, split_trace, tune
 from trace_capture.files import make_folder
 from trace_capture.hardware import HardwareProfile
-from trace_capture.run import Run
 from trace_capture.samples import sample_folder
 from trace_capture.trace import Trace
 
@@ -49,19 +47,6 @@ class DemoOptions:
     num_prompts: int = 18
     max_new_tokens: int = 48
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One strategy on the held-out prompts, predicted and measured."""
-
-    predicted: Run
-    measured: Run
-
-    @property
-    def error_ratio(self) -> float:
-        """Predicted over measured TPOT, less one."""
-        return self.predicted.metrics.tpot_ms / self.measured.metrics.tpot_ms - 1
 
 
 @dataclass(frozen=True)
@@ -140,30 +125,17 @@ def _run_strategies(
     """Predict and measure every strategy on the held-out prompts, with the tokens that the capture made."""
     held_out = split_trace(trace)[1]
     first = held_out.sequences()[0]
-    result = []
-    for config in strategies(tuned.config, options.budget_ratio):
-        predicted = simulate(held_out, hardware, config, record_spans=True)
-        measured = measure(
-            loaded,
-            prompts[first:],
-            config,
-            options.max_new_tokens,
-            sampling=sampling,
-            first_sequence=first,
-            hardware=hardware,
-            trace_digest=held_out.digest,
-            progress=step(f"run: {config.title}"),
-        )
-        result.append(Comparison(predicted, measured))
-    return tuple(result)
+    workload = Workload(held_out, prompts[first:], options.max_new_tokens, sampling, first_sequence=first)
+    candidates = [(config, hardware) for config in strategies(tuned.config, options.budget_ratio)]
+    return tuple(predict_and_measure(loaded, workload, candidates, record_spans=True, step=step))
 
 
 def _write_runs(out: Path, comparisons: Sequence[Comparison]) -> None:
     for comparison, name in zip(comparisons, _file_names(comparisons), strict=True):
         comparison.predicted.save(out, f"{name}.predicted")
-        comparison.measured.save(out, f"{name}.measured")
+        comparison.measured[0].save(out, f"{name}.measured")
     last = comparisons[-1]
-    write_perfetto([last.predicted, last.measured], out / "timeline.perfetto.json")
+    write_perfetto([last.predicted, last.measured[0]], out / "timeline.perfetto.json")
 
 
 def _file_names(comparisons: Sequence[Comparison]) -> Iterator[str]:

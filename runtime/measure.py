@@ -16,6 +16,7 @@ from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offloaded
 from runtime.records import LayerTimes, PassRecord
 from runtime.speculative import Drafting, watch_drafts
+from runtime.steadiness import Probe, Probes, around_passes, probed
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import summarise
@@ -49,6 +50,7 @@ def measure(
     estimator_path: Path | None = None,
     record_spans: bool = True,
     warmup_passes: int = 0,
+    probes: list[Probes] | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Offload the model, continue the prompts one after the other, put the model back.
@@ -66,6 +68,8 @@ def measure(
         estimator_path: trained estimator for prefetch by `estimator` or `hybrid`.
         record_spans: keep the timeline.
         warmup_passes: so many decode passes at the start are run and left out of all figures.
+        probes: if given, the machine's speed is probed before every pass (`runtime.steadiness`), and the probes around
+            each decode pass are appended.
         progress: called with (prompts done, prompts in all).
 
     Returns:
@@ -78,7 +82,11 @@ def measure(
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     texts: list[str] = []
     options: dict[str, Any] = {"default_vectors": vectors_path, "estimator": estimator_path}
-    with offloaded(loaded.model, config, **options) as engine, watch_drafts(loaded.model, [engine]):
+    with (
+        offloaded(loaded.model, config, **options) as engine,
+        watch_drafts(loaded.model, [engine]),
+        probed(loaded.model, probes is not None) as seen,
+    ):
         engine.core.tally.warmup_passes = warmup_passes
         if record_spans:
             engine.link.spans = []
@@ -90,8 +98,11 @@ def measure(
             sequence_of_pass += [first_sequence + offset] * (len(engine.passes) - len(sequence_of_pass))
             if progress is not None:
                 progress(offset + 1, len(encoded))
-        passes = _pass_times(engine.passes, sequence_of_pass, ends_ns)
+        passes = _pass_times(engine.passes, sequence_of_pass, ends_ns, seen)
         spans = _spans(engine, passes) if record_spans else ()
+        if probes is not None:
+            around = zip(passes, around_passes(seen), strict=True)
+            probes += [each for times, each in around if times.phase != Phase.PREFILL][warmup_passes:]
         busy_ns = _explain_stalls(engine.passes, passes, spans, warmup_passes)
         core = engine.core
         metrics = summarise(passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes)
@@ -120,23 +131,35 @@ def measure(
 
 
 def generate_offloaded(
-    engine: Engine, loaded: LoadedModel, ids: Tensor, max_new_tokens: int, sampling: Sampling
+    engine: Engine,
+    loaded: LoadedModel,
+    ids: Tensor,
+    max_new_tokens: int,
+    sampling: Sampling,
+    probes: Sequence[Probe] = (),
 ) -> list[PassTimes]:
-    """Continue one encoded prompt on an offloaded model; the times of its passes."""
+    """Continue one encoded prompt on an offloaded model; the times of its passes, without the `probes` between them,
+    one for every pass of the engine so far."""
     before = len(engine.passes)
     loaded.generate(ids, max_new_tokens, sampling, 0)
     end_ns = perf_counter_ns()
     records = engine.passes[before:]
-    return _pass_times(records, [0] * len(records), [end_ns])
+    return _pass_times(records, [0] * len(records), [end_ns], probes[before:])
 
 
-def _pass_times(records: Sequence[PassRecord], sequences: Sequence[int], ends_ns: Sequence[int]) -> list[PassTimes]:
-    """Durations of passes by term. A pass lasts until the next one of its prompt begins, or its prompt ends."""
+def _pass_times(
+    records: Sequence[PassRecord], sequences: Sequence[int], ends_ns: Sequence[int], probes: Sequence[Probe] = ()
+) -> list[PassTimes]:
+    """Durations of passes by term. A pass lasts until the next one of its prompt, or the probe before that, begins, or
+    its prompt ends."""
+    begins_ns = [record.began_ns for record in records]
+    if probes:
+        begins_ns = [min(began, probe.began_ns) for began, probe in zip(begins_ns, probes, strict=True)]
     result = []
     finished = 0
     for place, (record, sequence) in enumerate(zip(records, sequences, strict=True)):
         is_last = place + 1 == len(records) or sequences[place + 1] != sequence
-        end_ns = ends_ns[finished] if is_last else records[place + 1].began_ns
+        end_ns = ends_ns[finished] if is_last else begins_ns[place + 1]
         finished += is_last
         phase = Phase.PREFILL if record.is_prefill else Phase.DECODE if record.tokens == 1 else Phase.VERIFY
         times = PassTimes(phase, sequence, record.tokens, 1 + record.accepted_drafts)

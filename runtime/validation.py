@@ -37,6 +37,8 @@ class Combination(NamedTuple):
     source: str = "none"
     mode: str = "hint"
     serial: bool = False
+    cpu: str = ""
+    """What the CPU runs: `misses`, or the number of layers that are its own."""
 
     def candidate(self, profile: HardwareProfile) -> tuple[OffloadConfig, HardwareProfile]:
         """The configuration, and the profile with its link at the row's speed."""
@@ -47,6 +49,7 @@ class Combination(NamedTuple):
             "label": self.label,
             "cache": {"policy": self.policy, "scope": self.scope, "budget_ratio": self.budget_ratio},
             "prefetch": {"source": self.source, "mode": self.mode},
+            "cpu": {"policy": self.cpu} if self.cpu == "misses" else {"layers": int(self.cpu or 0)},
             "device": {"h2d_bytes_per_s": rate, "latency_ns": round(link.latency_ns.value), "serial": self.serial},
         }
         faster = link.model_copy(update={"h2d_bytes_per_s": quantity})
@@ -62,7 +65,8 @@ class Combination(NamedTuple):
         else:
             cache = f"{self.policy} {100 * self.budget_ratio:.0f} %" + (", one pool" if self.scope == "global" else "")
         ahead = "" if self.source == "none" else f" + {self.source} {self.mode}"
-        return f"{cache}{ahead}{', serial' if self.serial else ''}, {self.speed} link"
+        beside = {"": "", "misses": ", misses on CPU"}.get(self.cpu, f", {self.cpu} layers on CPU")
+        return f"{cache}{ahead}{beside}{', serial' if self.serial else ''}, {self.speed} link"
 
 
 COMBINATIONS = (
@@ -82,6 +86,8 @@ COMBINATIONS = (
     Combination("medium", "lru", "layer", 0.4, "quasi-hidden", "commit"),
     Combination("medium", "lru", "global", 0.5, "previous-token", "hint"),
     Combination("medium", "lru", "layer", 0.4, "quasi-hidden", "hint", serial=True),
+    Combination("slow", "lru", "layer", 0.4, cpu="misses"),
+    Combination("medium", "lru", "layer", 0.5, cpu="4"),
 )
 
 
@@ -137,7 +143,7 @@ def validate_live(
         hardware: a profile calibrated with this model, instead of calibrating.
         combinations: rows of the grid.
         max_new_tokens: per prompt.
-        repeats: live runs of each combination.
+        repeats: live runs of each combination; up to as many again where the machine was disturbed too often.
         seed: of sampling.
 
     Raises:
@@ -169,6 +175,7 @@ def validate_live(
             workload,
             [combination.candidate(hardware) for combination in combinations],
             repeats=repeats,
+            more_repeats=repeats,
             progress=step(f"run {len(combinations)} combinations {repeats} times"),
         )
     record = make_record(
@@ -181,7 +188,8 @@ def validate_live(
         hardware_digest=hardware.digest,
         emulated=hardware.emulated,
     )
-    return LiveValidation(hardware, tuple(comparisons), record)
+    with_band = hardware.model_copy(update={"error_band": record.band("any")})
+    return LiveValidation(with_band, tuple(comparisons), record)
 
 
 def _check_profile(hardware: HardwareProfile, trace: Trace) -> None:

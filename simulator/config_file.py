@@ -52,7 +52,7 @@ KEY_COMMENTS = {
     "device.serial": "true: wait for every load where it is issued (for debugging)",
     "provenance": "where this comes from and what was predicted; for information, changes nothing",
     "provenance.predicted_tpot_ms": "time per output token on held-out tokens of the trace",
-    "provenance.error_band_ratio": "half width of the band around the prediction, as a share of it",
+    "provenance.error_band": "where the measured time is expected, as shares of the prediction",
 }
 
 

@@ -82,7 +82,8 @@ class MeasuredCompute:
 
     def decide_ns(self, loads: int) -> int:
         """See `ComputeCosts`."""
-        return round(self._costs.decide_ns + loads * self._costs.decide_per_load_ns)
+        costs = self._costs
+        return round(costs.decide_ns + (costs.decide_first_load_ns if loads else 0) + loads * costs.decide_per_load_ns)
 
     def predict_ns(self, layer: int, source: str = "") -> int:
         """See `ComputeCosts`."""
@@ -152,7 +153,6 @@ class CostModel:
         self._shape = shape
         self.link = LinkCosts(profile, shape)
         self.issue_ns = self.link.issue_ns
-        self.wakeup_ns = round(profile.link.wakeup_ns.value)
         measured = profile.measured
         self.is_measured = measured is not None and measured.model == shape.name
         self.compute: ComputeCosts
@@ -160,6 +160,17 @@ class CostModel:
             self.compute = MeasuredCompute(measured)
         else:
             self.compute = RooflineCompute(profile, shape)
+
+    def wakeup_ns(self, stall_ns: int) -> int:
+        """Time lost after a stall: by its length where that was measured with this model, else the link's constant.
+
+        In proportion below the shortest stall that was measured, and constant beyond the longest.
+        """
+        measured = self._profile.measured
+        if not self.is_measured or measured is None or not measured.stall_ns:
+            return round(self._profile.link.wakeup_ns.value)
+        stalls, lost = (0.0, *measured.stall_ns), (0.0, *measured.wakeup_ns)
+        return interpolate_ns(stalls, lost, min(stall_ns, measured.stall_ns[-1]))
 
     def copy_ns(self, num_bytes: int) -> int:
         """One load over the link, from its start to its landing, memory to itself."""
@@ -195,8 +206,8 @@ class CostModel:
         return HostCosts(self._profile)
 
 
-def interpolate_ns(points: Sequence[int], values: Sequence[float], at: int) -> int:
-    """Linear interpolation; beyond the last point in proportion to tokens, below the first its value."""
+def interpolate_ns(points: Sequence[float], values: Sequence[float], at: float) -> int:
+    """Linear interpolation; beyond the last point in proportion to it, below the first its value."""
     if at <= points[0]:
         return round(values[0])
     if at >= points[-1]:

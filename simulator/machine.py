@@ -86,7 +86,7 @@ class Machine:
         self._serial = serial
         self._predict = predictions_of(trace, core.prefetch)
         self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
-        self._wakeup_ns = costs.wakeup_ns
+        self._wakeup_ns = lru_cache(maxsize=1 << 16)(costs.wakeup_ns)
         self._compute = costs.compute
         self._dense_parts_ns = costs.dense_parts_ns
         self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
@@ -229,6 +229,9 @@ class Machine:
                 self._now += predict_ns
             loads = self._core.plan_prefetch(ids)
             if loads:
+                plan_ns = self._decide_ns(len(loads)) - self._decide_ns(0)
+                self._terms["decide"] += plan_ns
+                self._now += plan_ns
                 yield from self._issue(loads, item, layer)
         self._end_host_work(item, layer)
         if self._cpu_end_ns and is_first:
@@ -297,12 +300,13 @@ class Machine:
             yield barrier
             landed_ns, stalled_ns = int(self._env.now), self._now
             if landed_ns > stalled_ns:
-                self._now = landed_ns + self._wakeup_ns
+                wakeup_ns = self._wakeup_ns(landed_ns - stalled_ns)
+                self._now = landed_ns + wakeup_ns
                 self._terms["stall"] += self._now - stalled_ns
                 if self._explain:
                     awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
                     split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
-                    self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + self._wakeup_ns
+                    self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
                 self._span("device", "stall", stalled_ns, self._now, item, layer)
         if self._link.ends_ns <= self._now:
             yield self._meet()

@@ -21,6 +21,8 @@ from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Counters
 from simulator.stalls import STALL_PARTS
+from simulator.validation.families import prediction_band
+from trace_capture.band import ErrorBand
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.rewindow import KIND
@@ -75,6 +77,7 @@ def simulate(
     core.tally.warmup_passes = warmup_passes
     machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, explain=bounds)
     machine.run()
+    band = prediction_band(hardware, config, trace.shape, is_measured=costs.is_measured)
     busy_ns = _link_busy_ns(core.decode_counters, costs)
     info = RunInfo(
         kind="simulated",
@@ -89,9 +92,9 @@ def simulate(
         warmup_passes=warmup_passes,
         preloaded_experts=len(machine.preloaded),
         metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes),
-        error_band_ratio=hardware.error_band_ratio,
+        error_band=band,
         bounds=tpot_bounds(trace, costs, config, warmup_passes) if bounds else {},
-        notes=_notes(trace, hardware, costs) + ([_HINDSIGHT] if counted and profile is None else []),
+        notes=_notes(trace, hardware, costs, band) + ([_HINDSIGHT] if counted and profile is None else []),
     )
     decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL][warmup_passes:]
     passes = tuple(
@@ -193,14 +196,16 @@ def _time_to_first_token_ns(prefills: list[PassTimes]) -> float:
     return sum(times.total_ns for times in prefills) / len({times.sequence for times in prefills})
 
 
-def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel) -> list[str]:
+def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel, band: ErrorBand | None) -> list[str]:
     notes = []
     if hardware.emulated:
         notes.append("emulated link: copies are paced to the profile's rate, not those of a PCIe link")
     if not costs.is_measured:
         notes.append("compute times come from the data sheet of the profile, not from a measurement")
-    if hardware.error_band_ratio is None:
-        notes.append("no error band: nobody has validated predictions on this profile")
+    if band is None:
+        notes.append("no error band: nobody has validated predictions for this model on this profile")
+    else:
+        notes.append(f"error band of TPOT: {band.text()}; {band.source}")
     share = disk_ratio(hardware, trace.shape)
     if share > 0:
         what = f"{100 * share:.0f} % of the experts' bytes do not fit into the host's memory: "

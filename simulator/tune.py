@@ -261,7 +261,7 @@ def _verdict(
         hardware_digest=hardware.digest,
         predicted_tpot_ms=chosen.metrics.tpot_ms,
         predicted_hit_rate=chosen.metrics.decode_hit_rate,
-        error_band_ratio=hardware.error_band_ratio,
+        error_band=chosen.info.error_band,
         candidates=len(candidates),
         versions=software_versions("simpy", "pulp", "highspy"),
     )

@@ -30,7 +30,7 @@ def test_every_file_of_the_loop_is_there_and_opens(shown: tuple[Path, dict[str, 
     folder, _ = shown
     trace = Trace.load(folder / "trace.parquet")
     assert trace.info.complete
-    assert HardwareProfile.load(folder / "hardware.toml").error_band_ratio is not None
+    assert HardwareProfile.load(folder / "hardware.toml").error_band is not None
     assert "[provenance]" in (folder / "tuned.toml").read_text()
     assert json.loads((folder / "timeline.perfetto.json").read_text())["traceEvents"]
     assert "<html" in (folder / "report.html").read_text()[:2000]

@@ -9,6 +9,7 @@ import tomlkit
 import tomlkit.exceptions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ProfileError
 from trace_capture.files import text_digest, write_text_atomic
 
@@ -133,6 +134,15 @@ class MeasuredCosts(BaseModel):
     """The same for prefetch sources that cost something else, such as `estimator`."""
     samples: int = 0
     """Decode passes behind the means."""
+    decide_first_load_ns: float = 0.0
+    """Further bookkeeping where anything is loaded, whatever the number of loads: the link is woken."""
+    stall_ns: tuple[float, ...] = ()
+    """Lengths of stalls at which `wakeup_ns` was measured, rising; empty: `link.wakeup_ns` after every stall."""
+    wakeup_ns: tuple[float, ...] = ()
+    """Time lost after a stall: a thread that wakes late, and cold caches for what runs next."""
+    probe_ns: float = 0.0
+    """Duration of a fixed piece of work while this was measured, which tells later whether the machine runs at the
+    same speed (`runtime.steadiness`); 0 where it was not."""
 
     @model_validator(mode="after")
     def _tables_fit(self) -> MeasuredCosts:
@@ -141,6 +151,8 @@ class MeasuredCosts(BaseModel):
         for name in ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns"):
             if len(getattr(self, name)) != len(self.tokens):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.tokens)} token counts")
+        if list(self.stall_ns) != sorted(set(self.stall_ns)) or len(self.stall_ns) != len(self.wakeup_ns):
+            raise ValueError("stall_ns must rise and have as many entries as wakeup_ns")
         return self
 
 
@@ -162,14 +174,19 @@ class HardwareProfile(BaseModel):
     """Needed where experts run on the CPU, unless the machine was calibrated."""
     disk: DiskProfile | None = None
     measured: MeasuredCosts | None = None
-    error_band_ratio: float | None = None
-    """Half width of the band of predicted TPOT, from validation on this profile; None where nobody validated."""
-    error_band_source: str = ""
+    error_band: ErrorBand | None = None
+    """Of predicted time per token for the calibrated model, from validation on this profile; None where nobody
+    validated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_band(cls, values: Any) -> Any:
+        return from_old_fields(values)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all numbers, as `sha256:<hex>`."""
-        return text_digest(self.model_dump_json())
+        """SHA-256 over all numbers that predict, so not over the error band, as `sha256:<hex>`."""
+        return text_digest(self.model_dump_json(exclude={"error_band"}))
 
     def save(self, path: Path) -> None:
         """Write the profile as TOML, atomically."""

@@ -82,7 +82,7 @@ def compose_profile(
     fields: dict[str, Any] = {_FIELDS[kind]: load_part(kind, name) for kind, name in named.items()}
     if base is not None:
         fields = {"measured": None if gpu else base.measured, "emulated": base.emulated and not link} | fields
-        fields |= {"error_band_ratio": None, "error_band_source": "", "description": ""}
+        fields |= {"error_band": None, "description": ""}
         return base.model_copy(update=fields | {"name": _joined_name(base.name, named)})
     for kind in ("gpu", "link"):
         if kind not in named:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import TraceError
 from trace_capture.files import atomic_path, write_text_atomic
 
@@ -118,6 +119,11 @@ class RunInfo(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _old_band(cls, values: Any) -> Any:
+        return from_old_fields(values)
+
     schema_version: int = RUN_SCHEMA_VERSION
     kind: Literal["simulated", "measured"]
     label: str
@@ -134,8 +140,8 @@ class RunInfo(BaseModel):
     preloaded_experts: int = 0
     """Experts that were on the device before the first pass; their loads are in no figure."""
     metrics: Metrics
-    error_band_ratio: float | None = None
-    """Half width of the band around a predicted TPOT, as a share of it; None where nothing was validated."""
+    error_band: ErrorBand | None = None
+    """Around a predicted TPOT; None where nothing was validated."""
     bounds: dict[str, float] = Field(default_factory=dict)
     """Lower bounds on TPOT in ms by name, and the best possible hit rate."""
     notes: list[str] = Field(default_factory=list)

@@ -119,8 +119,9 @@ def _say_promise(promised: Provenance, run: Run) -> None:
     """What the configuration promised beside what was measured."""
     measured_ms = run.metrics.tpot_ms
     error = promised.predicted_tpot_ms / measured_ms - 1
-    band = "" if promised.error_band_ratio is None else f" (+- {100 * promised.error_band_ratio:.0f} %)"
-    say(f"  predicted {promised.predicted_tpot_ms:.3f} ms{band} on held-out tokens of the tuning trace")
+    band, predicted_ms = promised.error_band, promised.predicted_tpot_ms
+    promise = f"{predicted_ms:.3f} ms" if band is None else band.around_text(predicted_ms)
+    say(f"  predicted {promise} on held-out tokens of the tuning trace")
     say(f"  measured  {measured_ms:.3f} ms on these prompts: prediction off by {100 * error:+.1f} %")
     rates = 100 * promised.predicted_hit_rate, 100 * run.metrics.decode_hit_rate
     say(f"  decode hit rate predicted {rates[0]:.1f} %, measured {rates[1]:.1f} %")
@@ -128,18 +129,20 @@ def _say_promise(promised: Provenance, run: Run) -> None:
 
 def demo_rows(result: DemoResult) -> list[dict[str, Any]]:
     """The last table of the demonstration, a dictionary per strategy."""
-    slowest = result.comparisons[0].measured.metrics.tpot_ms
+    slowest = result.comparisons[0].measured[0].metrics.tpot_ms
     return [
         {
-            "strategy": comparison.measured.info.label,
+            "strategy": comparison.measured[0].info.label,
             "predicted_tpot_ms": comparison.predicted.metrics.tpot_ms,
-            "error_band_ratio": comparison.predicted.info.error_band_ratio,
-            "measured_tpot_ms": comparison.measured.metrics.tpot_ms,
-            "error_ratio": comparison.error_ratio,
-            "decode_hit_rate": comparison.measured.metrics.decode_hit_rate,
+            "error_band": band.model_dump() if (band := comparison.predicted.info.error_band) else None,
+            "error_band_ratio": band.half_width_ratio if band else None,
+            "measured_tpot_ms": comparison.measured[0].metrics.tpot_ms,
+            "error_ratio": comparison.run_error_ratio,
+            "undisturbed_ratio": float(comparison.steady.mean()),
+            "decode_hit_rate": comparison.measured[0].metrics.decode_hit_rate,
             "predicted_decode_hit_rate": comparison.predicted.metrics.decode_hit_rate,
-            "bytes_per_token": comparison.measured.metrics.bytes_per_token,
-            "speed_up": slowest / comparison.measured.metrics.tpot_ms,
+            "bytes_per_token": comparison.measured[0].metrics.bytes_per_token,
+            "speed_up": slowest / comparison.measured[0].metrics.tpot_ms,
         }
         for comparison in result.comparisons
     ]
@@ -174,12 +177,18 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
             f"{row['bytes_per_token'] / 1e6:.3f}",
             f"{row['speed_up']:.2f}x",
         )
-    band = rows[0]["error_band_ratio"]
+    band = result.hardware.error_band
     say("Milliseconds per output token in decode on held-out prompts: predicted by the simulator, measured on the")
     say(
-        f"live engine over an emulated link. Predictions carry a band of +- {100 * band:.1f} %, found on other prompts."
+        "live engine over an emulated link."
+        + (f" Expected of predictions: {band.text()}, on other prompts." if band else "")
     )
     console().print(table)
+    disturbed = 1 - min(row["undisturbed_ratio"] for row in rows)
+    if disturbed > 0.1:
+        say(
+            f"other work slowed this machine in up to {100 * disturbed:.0f} % of a run's passes, which is in the errors"
+        )
     say(f"tuned is: {result.tuned.config.label}")
     cost = engine_cost(result)
     per_layer, per_load = cost["decide_us_per_layer"], cost["decide_us_per_load"]

@@ -92,7 +92,8 @@ def calibrate_command(
         say_json(profile.model_dump(mode="json"))
         return
     say(f"{out}: {profile.description}")
-    say(f"  predicted TPOT is within {100 * (profile.error_band_ratio or 0):.1f} %: {profile.error_band_source}")
+    if profile.error_band is not None:
+        say(f"  measured TPOT is expected at {profile.error_band.text()} of predictions; {profile.error_band.source}")
     say(f"  link {profile.link.h2d_bytes_per_s.value / 1e6:,.2f} MB/s{' (emulated)' if profile.emulated else ''}")
     measured = profile.measured
     if measured is not None:
@@ -233,6 +234,7 @@ def run_json(run: Run) -> dict[str, Any]:
     info = run.info.model_dump(mode="json")
     metrics: dict[str, Any] = info.pop("metrics")
     path = [share._asdict() for share in critical_path(run.metrics)]
+    band = run.info.error_band
     regret = {"regret_ratio": run.regret_ratio, "critical_path": path, "what_limits": what_limits(run)}
     return (
         metrics
@@ -248,11 +250,12 @@ def run_json(run: Run) -> dict[str, Any]:
                 "bounds",
                 "notes",
                 "trace_digest",
-                "error_band_ratio",
+                "error_band",
                 "warmup_passes",
                 "preloaded_experts",
             )
         }
+        | {"error_band_ratio": band.half_width_ratio if band else None}
     )
 
 
@@ -299,9 +302,9 @@ def _say_bounds(run: Run) -> None:
 
 
 def _with_band(run: Run) -> str:
-    band = run.info.error_band_ratio
+    band = run.info.error_band
     tpot = run.metrics.tpot_ms
-    return f"{tpot:.3f} ms" if band is None else f"{tpot:.3f} ms (+- {100 * band:.0f} %)"
+    return f"{tpot:.3f} ms" if band is None else band.around_text(tpot)
 
 
 def _budget_bytes(mib: float | None, ratio: float | None, total: int) -> int:

@@ -118,10 +118,11 @@ def _link_terms(profile: HardwareProfile, shape: ModelShape, costs: CostModel) -
     copy_ns = sum(costs.copy_ns(size) for size in shape.expert_bytes) / layers
     issue_ns = sum(costs.load_issue_ns(size) for size in shape.expert_bytes) / layers
     issue = _numbers(profile, "link.issue_ns", "link.chunk_bytes")
+    wakeup_ns = costs.wakeup_ns(round(shape.top_k * copy_ns))  # after the copies of a whole top-k
     terms = [
         TermCost("copy", "expert loaded", copy_ns, loads, link),
         TermCost("issue", "expert loaded", issue_ns, loads, issue),
-        TermCost("wake-up", "stall, at most one a layer", costs.wakeup_ns, layers, _numbers(profile, "link.wakeup_ns")),
+        TermCost("wake-up", "stall, at most one a layer", wakeup_ns, layers, _numbers(profile, "link.wakeup_ns")),
     ]
     contention = costs.contention(0)
     if contention.cpu_ratio > 1:

@@ -15,6 +15,7 @@ from simulator.policies.placement import (
     make_placement_policy,
 )
 from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
+from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import LinkProfile
 
@@ -237,10 +238,15 @@ class Provenance(BaseModel):
     predicted_tpot_ms: float
     """On held-out tokens of the trace."""
     predicted_hit_rate: float
-    error_band_ratio: float | None = None
+    error_band: ErrorBand | None = None
     candidates: int = 0
     """Configurations that were simulated."""
     versions: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_band(cls, values: Any) -> Any:
+        return from_old_fields(values)
 
 
 class OffloadConfig(BaseModel):

@@ -76,7 +76,7 @@ def test_the_table_has_the_numbers_of_the_runs(page: Page, folder: Path) -> None
         measured = Run.load(folder / f"{name}-measured.run.json").metrics
         numbers = [None if value is None else float(value) for value in row]
         assert numbers[1] == predicted.tpot_ms and numbers[3] == measured.tpot_ms
-        assert numbers[2] == 0.1
+        assert numbers[2] == pytest.approx(0.1)
         assert numbers[4] == pytest.approx(predicted.tpot_ms / measured.tpot_ms - 1)
         assert numbers[5:9] == [
             predicted.decode_hit_rate, measured.decode_hit_rate, predicted.bytes_per_token, measured.bytes_per_token,

@@ -56,7 +56,7 @@ def test_missing_counterparts_stay_missing(make_run: MakeRun) -> None:
     view = views.compare(named(make_run("a"), make_run("b", "measured", hit_every=1)))
     a, b = view.rows
     assert (a.label, a.measured_tpot_ms, a.error_ratio, a.is_inside_band) == ("a", None, None, None)
-    assert (b.label, b.predicted_tpot_ms, b.band_ratio, b.predicted_speedup) == ("b", None, None, None)
+    assert (b.label, b.predicted_tpot_ms, b.band, b.predicted_speedup) == ("b", None, None, None)
     assert "predicted, not measured" in view.sentences[0]
     assert "not checked" in view.sentences[1]
 

@@ -185,6 +185,7 @@ def make_host(
 def make_measured(**fields: Any) -> MeasuredCosts:
     """Measured costs of the toy model: one token count, every piece a different round number."""
     numbers: dict[str, Any] = {
+        "model": "toy",
         "tokens": (1,),
         "dense_ns": (300.0,),
         "experts_ns": (700.0,),
@@ -194,7 +195,7 @@ def make_measured(**fields: Any) -> MeasuredCosts:
         "decide_per_load_ns": 10.0,
         "predict_ns": 25.0,
     }
-    return MeasuredCosts(model="toy", **(numbers | fields))
+    return MeasuredCosts(**(numbers | fields))
 
 
 def quantity(value: float) -> Quantity:

@@ -10,6 +10,7 @@ import pytest
 from simulator.config_file import load_config, save_config
 from simulator.policies.config import OffloadConfig, Provenance, parse_config
 from tests.simulator.builders import make_config
+from trace_capture.band import ErrorBand
 from trace_capture.errors import ConfigError
 
 PROVENANCE = Provenance(
@@ -19,7 +20,7 @@ PROVENANCE = Provenance(
     hardware_digest="sha256:2",
     predicted_tpot_ms=1.25,
     predicted_hit_rate=0.5,
-    error_band_ratio=0.07,
+    error_band=ErrorBand(low_ratio=0.93, high_ratio=1.08, count=12, source="live"),
     candidates=18,
     versions={"python": "3.11.7", "moe-studio": "0.1.0"},
 )

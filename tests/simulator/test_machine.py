@@ -109,7 +109,7 @@ def _full_recurrence(layers: int, copy: int) -> int:
         if layer > 0:
             host = routed + DECIDE
         if layer < layers - 1:
-            host += PREDICT + ISSUE
+            host += PREDICT + PER_LOAD + ISSUE
         next_landed = max(landed, host) + copy
         start = host if landed <= host else landed + WAKEUP
         end = start + EXPERTS

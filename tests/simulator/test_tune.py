@@ -16,10 +16,12 @@ from tests.simulator.builders import (
     decode_trace,
     make_config,
     make_hardware,
+    make_measured,
     make_shape,
     mixed_trace,
     trace_of,
 )
+from trace_capture.band import ErrorBand
 from trace_capture.errors import ConfigError, TraceError
 from trace_capture.trace import Phase, Trace
 
@@ -88,7 +90,8 @@ def test_every_candidate_keeps_the_budget() -> None:
 
 def test_provenance_carries_the_promise_and_its_inputs(tmp_path: Any) -> None:
     trace = skewed_trace()
-    hardware = SLOW_LINK.model_copy(update={"error_band_ratio": 0.08})
+    band = ErrorBand(low_ratio=0.9, high_ratio=1.08, count=4)
+    hardware = SLOW_LINK.model_copy(update={"error_band": band, "measured": make_measured()})
     device = DeviceConfig(backend="emulated", h2d_bytes_per_s=1e9)
     result = tune(trace, hardware, budget_bytes=24_000, device=device)
     origin = result.config.provenance
@@ -96,7 +99,7 @@ def test_provenance_carries_the_promise_and_its_inputs(tmp_path: Any) -> None:
     assert origin.trace_digest == trace.digest and origin.hardware_digest == hardware.digest
     assert origin.predicted_tpot_ms == result.chosen.metrics.tpot_ms
     assert origin.predicted_hit_rate == result.chosen.metrics.decode_hit_rate
-    assert origin.error_band_ratio == 0.08 and origin.candidates == len(result.candidates)
+    assert origin.error_band == band and origin.candidates == len(result.candidates)
     assert result.regret_ms == pytest.approx(origin.predicted_tpot_ms - result.chosen.info.bounds["max_ms"])
     assert result.regret_ms > 0
     save_config(result.config, tmp_path / "tuned.toml")

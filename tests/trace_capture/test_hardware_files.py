@@ -56,9 +56,24 @@ def test_profile_survives_toml_with_kinds_and_digest(profile: HardwareProfile, t
     profile.save(tmp_path / "p.toml")
     loaded = HardwareProfile.load(tmp_path / "p.toml")
     assert loaded == profile and loaded.digest == profile.digest
+    assert loaded.error_band is not None and loaded.error_band.low_ratio == pytest.approx(0.92)
+    assert profile.model_copy(update={"error_band": None}).digest == profile.digest
     assert loaded.link.h2d_bytes_per_s.kind == "measured" and loaded.device.memory_bytes.kind == "data sheet"
-    profile.model_copy(update={"measured": None, "error_band_ratio": None}).save(tmp_path / "q.toml")
+    profile.model_copy(update={"measured": None, "error_band": None}).save(tmp_path / "q.toml")
     assert HardwareProfile.load(tmp_path / "q.toml").measured is None
+
+
+def test_profiles_written_before_bands_had_two_sides_are_read(profile: HardwareProfile, tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    profile.model_copy(update={"error_band": None}).save(path)
+    text = path.read_text()
+    for lines, ratio in (
+        ('error_band_source = ""\n', None),
+        ('error_band_ratio = 0.2\nerror_band_source = "x"\n', 0.2),
+    ):
+        path.write_text(lines + text)
+        band = HardwareProfile.load(path).error_band
+        assert (band and (band.low_ratio, band.high_ratio, band.source)) == (ratio and (0.8, 1.2, "x"))
 
 
 def test_saved_twice_gives_equal_bytes_and_a_readable_line_per_number(profile: HardwareProfile, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.builders import make_hardware, make_measured
+from trace_capture.band import ErrorBand
 from trace_capture.errors import ProfileError
 from trace_capture.hardware import HardwareProfile, HostProfile, LinkProfile, Quantity
 from trace_capture.machine_parts import (
@@ -51,7 +52,7 @@ def test_every_number_of_a_part_has_an_origin(kind: str, name: str) -> None:
 def test_machines_that_ship_are_combinations(name: str) -> None:
     profile = HardwareProfile.load(Path(name))
     assert profile.name == name and profile.host is not None and profile.description
-    assert profile.error_band_ratio is None and profile.measured is None and not profile.emulated
+    assert profile.error_band is None and profile.measured is None and not profile.emulated
 
 
 def test_the_names_of_earlier_versions_still_work() -> None:
@@ -108,10 +109,10 @@ def test_a_part_takes_the_place_of_the_base_s_part() -> None:
 
 def test_another_gpu_drops_measured_compute_and_another_link_only_the_band() -> None:
     calibrated = make_hardware(measured=make_measured()).model_copy(
-        update={"error_band_ratio": 0.04, "error_band_source": "here", "emulated": True}
+        update={"error_band": ErrorBand(low_ratio=0.96, high_ratio=1.04), "emulated": True}
     )
     other_link = compose_profile(link="pcie4x16", base=calibrated)
-    assert other_link.measured is not None and other_link.error_band_ratio is None and not other_link.emulated
+    assert other_link.measured is not None and other_link.error_band is None and not other_link.emulated
     assert other_link.name == "toy machine+pcie4x16"
     assert compose_profile(gpu="rtx4090", base=calibrated).measured is None
 
