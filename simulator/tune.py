@@ -176,6 +176,7 @@ def _caches(
 ) -> list[tuple[str, CacheConfig]]:
     fits = budget_bytes >= trace.shape.total_expert_bytes
     policies = [name for name in CACHE_POLICIES if name not in NOT_WORTH_TRYING and (fits or name != "resident")]
+    policies = [name for name in policies if trace.info.draft or not CACHE_POLICIES[name].needs_utility]
     result: list[tuple[str, CacheConfig]] = []
     if "layer" in scopes:
         even = tuple(even_slots(budget_bytes, trace.shape))

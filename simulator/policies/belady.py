@@ -40,7 +40,7 @@ class Belady(ScoredPolicy):
             )
         self._uses = partition.future
 
-    def routed(self, layer: int, experts: Sequence[int]) -> None:
+    def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> None:
         """See `CachePolicy`."""
         for expert in experts:
             self._uses[layer, expert].popleft()

@@ -15,6 +15,7 @@ from simulator.policies.fixed import Resident, StaticPopularity
 from simulator.policies.frequency import Lfu, LfuAgeing
 from simulator.policies.recency import Lru, NoCache, Random
 from simulator.policies.s3_fifo import S3Fifo
+from simulator.policies.utility_cache import UtilityCache
 
 CACHE_POLICIES: dict[str, type[CachePolicy]] = {
     "none": NoCache,
@@ -24,6 +25,7 @@ CACHE_POLICIES: dict[str, type[CachePolicy]] = {
     "lfu": Lfu,
     "lfu-ageing": LfuAgeing,
     "s3-fifo": S3Fifo,
+    "utility": UtilityCache,
     "random": Random,
     "belady": Belady,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.policies.cache import CACHE_POLICIES
-from simulator.policies.config import CacheConfig
+from simulator.policies.config import CacheConfig, OffloadConfig
 from simulator.policies.eviction import FutureUses, Key, Partition
 from simulator.policies.popularity import hot_keys
 from trace_capture.errors import ConfigError
@@ -62,7 +62,7 @@ def plan_capacity(cache: CacheConfig, shape: ModelShape, cpu_layers: frozenset[i
 
 
 def describe_partitions(
-    cache: CacheConfig,
+    config: OffloadConfig,
     capacity: Capacity,
     shape: ModelShape,
     cpu_layers: frozenset[int] = frozenset(),
@@ -73,7 +73,11 @@ def describe_partitions(
     Raises:
         ConfigError: `cache.hot_experts` does not fit the model.
     """
+    cache = config.cache
     hot = hot_keys(cache.hot_experts, shape)
+    utility = None
+    if CACHE_POLICIES[cache.policy].needs_utility:
+        utility = config.utility.make(shape, _room_of_layers(capacity, shape))
     partitions = []
     for number, capacity_bytes in enumerate(capacity.partition_bytes):
         layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == number]
@@ -87,9 +91,19 @@ def describe_partitions(
                 hot_experts=None if hot is None else tuple(key for key in hot if key[0] in layers),
                 seed=cache.seed,
                 future=future,
+                utility=utility,
             )
         )
     return partitions
+
+
+def _room_of_layers(capacity: Capacity, shape: ModelShape) -> list[int]:
+    """Experts that each layer has room for [L], its share of the partition where several layers have one."""
+    owners = capacity.partition_of_layer
+    return [
+        capacity.partition_bytes[owner] // (owners.count(owner) * size)
+        for owner, size in zip(owners, shape.expert_bytes, strict=True)
+    ]
 
 
 def preloaded_keys(

@@ -15,6 +15,7 @@ from simulator.policies.placement import (
     make_placement_policy,
 )
 from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
+from simulator.policies.utility_config import UtilityConfig
 from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import LinkProfile
@@ -261,6 +262,7 @@ class OffloadConfig(BaseModel):
     label: str = ""
     cache: CacheConfig
     prefetch: PrefetchConfig = PrefetchConfig()
+    utility: UtilityConfig = UtilityConfig()
     cpu: CpuConfig = CpuConfig()
     prefill: PrefillConfig = PrefillConfig()
     device: DeviceConfig = DeviceConfig()
@@ -323,6 +325,7 @@ def _keys_of(path: list[str]) -> list[str]:
 TABLES: dict[str, type[BaseModel]] = {
     "cache": CacheConfig,
     "prefetch": PrefetchConfig,
+    "utility": UtilityConfig,
     "cpu": CpuConfig,
     "prefill": PrefillConfig,
     "device": DeviceConfig,

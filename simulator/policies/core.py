@@ -61,6 +61,7 @@ class OffloadCore:
 
     Attributes:
         tally: counts what is decided; a driver may set its `warmup_passes`.
+        needs_token_counts: whether `layer_routed` must be told how many tokens ask for each expert.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class OffloadCore:
         self._max_prefetch = max_prefetch
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self.placement = placement or AllOnDevice()
+        self.needs_token_counts = self.placement.needs_token_counts or any(one.needs_token_counts for one in cache)
         self._places = not isinstance(self.placement, AllOnDevice)
         self.log = log
         self._active: set[Key] = set()
@@ -135,7 +137,7 @@ class OffloadCore:
         """
         placement = config.cpu.placement(shape.num_moe_layers)
         capacity = plan_capacity(config.cache, shape, placement.cpu_layers)
-        partitions = describe_partitions(config.cache, capacity, shape, placement.cpu_layers, future)
+        partitions = describe_partitions(config, capacity, shape, placement.cpu_layers, future)
         prefetch = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
         prefetch.check(shape, future is not None)
         policies = [make_cache_policy(config.cache.policy, partition) for partition in partitions]
@@ -149,11 +151,6 @@ class OffloadCore:
     def first_uses(self) -> Sequence[int]:
         """Experts of the routed layer that were prefetched and are asked for the first time since."""
         return self.tally.first_uses
-
-    @property
-    def needs_token_counts(self) -> bool:
-        """Whether `layer_routed` must be told how many tokens ask for each expert."""
-        return self.placement.needs_token_counts
 
     def preload(self) -> tuple[Load, ...]:
         """Loads that fill the device before the first pass; counted nowhere, since no pass waits for them."""
@@ -204,7 +201,7 @@ class OffloadCore:
         self.prefetch.observe(layer, experts)
         partition = self._partition_of_layer[layer]
         if self._hears[partition]:
-            self._cache[partition].routed(layer, experts)
+            self._cache[partition].routed(layer, experts, tokens)
         self.tally.looked_up(layer, experts, self._resident[layer])
         if self._places:
             self._place(layer, experts, tokens)

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from simulator.policies.utility import UtilitySignal
+
 Key = tuple[int, int]
 """(MoE layer index, expert id)."""
 
@@ -24,6 +26,7 @@ class Partition:
         hot_experts: keys that a profile found popular, hottest first; None where there is no profile.
         seed: for policies that draw.
         future: all look-ups to come, in a replay; None where the future is not known.
+        utility: how useful each expert will be to the next pass; None where the policy does not need it.
     """
 
     capacity_bytes: int = 0
@@ -32,6 +35,7 @@ class Partition:
     hot_experts: tuple[Key, ...] | None = None
     seed: int = 0
     future: FutureUses | None = None
+    utility: UtilitySignal | None = None
 
 
 UNSPECIFIED = Partition()
@@ -54,14 +58,24 @@ class CachePolicy:
     """Decides by look-ups to come, so that only a replay can use it."""
     needs_hot_experts = False
     """Decides by a profile, which must be in the configuration."""
+    needs_token_counts = False
+    """Wants to know how many tokens of a pass go to each expert."""
+    needs_utility = False
+    """Decides by utilities, which its partition then has."""
     starts_full = False
     """Loads its experts before the first pass, unless the configuration says otherwise."""
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         self.partition = partition
 
-    def routed(self, layer: int, experts: Sequence[int]) -> None:
-        """`layer`, one of this partition's, is about to run `experts`; by default ignored."""
+    def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> None:
+        """`layer`, one of this partition's, is about to run `experts`; by default ignored.
+
+        Args:
+            layer: MoE layer index.
+            experts: distinct, in order.
+            tokens: how many tokens of the pass go to each, if the policy `needs_token_counts`.
+        """
 
     def admitted(self, key: Key) -> None:
         """A load of `key` into this partition was planned."""

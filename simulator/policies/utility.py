@@ -57,7 +57,7 @@ class BoundaryRule:
     """
 
     def __init__(self, num_layers: int, gamma: int, capacity: Sequence[int], start: Boundaries | None = None) -> None:
-        self._most = gamma + 1
+        self.most = gamma + 1
         self._capacity = tuple(capacity)
         self.boundaries = [start or start_boundaries(gamma)] * num_layers
         """Of each layer [L]."""
@@ -72,7 +72,7 @@ class BoundaryRule:
         """
 
     def _clamped(self, value: float) -> int:
-        return min(self._most, max(1, round(value)))
+        return min(self.most, max(1, round(value)))
 
 
 class FluctuationRule(BoundaryRule):
@@ -123,7 +123,7 @@ class UtilitySignal:
     """Keeps a utility from 0 to `top` per (layer, expert); it stands for the *next* pass of the same layer."""
 
     sees_drafts = True
-    """False: `observe` is given only rows of tokens that are known to be kept."""
+    """False: it looks at one token of a pass alone, the latest that is known to be kept."""
 
     def __init__(self, num_layers: int, num_experts: int, top: int = TOP_STATE) -> None:
         self.top = top
@@ -133,6 +133,16 @@ class UtilitySignal:
 
     def observe(self, layer: int, ids: Ids) -> None:
         """`layer` was routed to `ids` [T, K] in a decode or verify pass; its utilities move."""
+        self.count(layer, activation_frequency(ids if self.sees_drafts else ids[-1:], self.num_experts))
+
+    def route(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `observe`, from the distinct experts in order of first appearance and the tokens that use each."""
+        frequency = np.zeros(self.num_experts, dtype=np.int64)
+        frequency[list(experts)] = tokens
+        self.count(layer, frequency)
+
+    def count(self, layer: int, frequency: States) -> None:
+        """As `observe`, from the tokens that use each expert [E]; of one token where the signal sees no drafts."""
         raise NotImplementedError
 
 
@@ -140,7 +150,7 @@ class SpeculativeUtility(UtilitySignal):
     """The activation frequency with inertial transition.
 
     With s the state and n the frequency: n - s >= up moves s up by one, s - n >= down moves it down by one, anything
-    between leaves it.
+    between leaves it. A frequency above G + 1, such as a prompt has, counts as G + 1.
 
     Args:
         num_layers, num_experts: L and E.
@@ -152,10 +162,10 @@ class SpeculativeUtility(UtilitySignal):
         super().__init__(num_layers, num_experts, top)
         self.rule = rule
 
-    def observe(self, layer: int, ids: Ids) -> None:
+    def count(self, layer: int, frequency: States) -> None:
         """See `UtilitySignal`."""
         states = self.states[layer]
-        fluctuation = activation_frequency(ids, self.num_experts) - states
+        fluctuation = np.minimum(frequency, self.rule.most) - states
         up, down = self.rule.boundaries[layer]
         states += fluctuation >= up
         states -= fluctuation <= -down
@@ -165,27 +175,37 @@ class SpeculativeUtility(UtilitySignal):
 
 
 class AutoregressiveUtility(UtilitySignal):
-    """The ablation: 1 for what the latest token used, as decoding without drafts would show; states are 0 or 1."""
+    """The ablation: 1 for what the latest token used, as decoding without drafts would show; states are 0 or 1.
+
+    Args:
+        num_layers, num_experts: L and E.
+        top_k: experts per token. Of a routed pass the first token is the latest that is certain.
+    """
 
     sees_drafts = False
 
-    def __init__(self, num_layers: int, num_experts: int) -> None:
+    def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None:
         super().__init__(num_layers, num_experts, top=1)
+        self._top_k = top_k
 
-    def observe(self, layer: int, ids: Ids) -> None:
+    def route(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """See `UtilitySignal`."""
-        self.states[layer] = activation_frequency(ids[-1:], self.num_experts)
+        super().route(layer, experts[: self._top_k], [1] * len(experts[: self._top_k]))
+
+    def count(self, layer: int, frequency: States) -> None:
+        """See `UtilitySignal`."""
+        self.states[layer] = frequency > 0
 
 
 class RecencyUtility(UtilitySignal):
     """The ablation: least recently used in the space of utilities. The top for what this pass used, one less for
     every pass since."""
 
-    def observe(self, layer: int, ids: Ids) -> None:
+    def count(self, layer: int, frequency: States) -> None:
         """See `UtilitySignal`."""
         states = self.states[layer]
         np.maximum(states - 1, 0, out=states)
-        states[activation_frequency(ids, self.num_experts) > 0] = self.top
+        states[frequency > 0] = self.top
 
 
 BOUNDARY_RULES: dict[str, type[BoundaryRule]] = {
@@ -194,15 +214,22 @@ BOUNDARY_RULES: dict[str, type[BoundaryRule]] = {
     "capacity": CapacityRule,
 }
 
-UTILITY_SIGNALS: dict[str, Callable[[int, int, BoundaryRule], UtilitySignal]] = {
-    "speculative": SpeculativeUtility,
-    "autoregressive": lambda layers, experts, rule: AutoregressiveUtility(layers, experts),
-    "recency": lambda layers, experts, rule: RecencyUtility(layers, experts),
+UTILITY_SIGNALS: dict[str, Callable[[int, int, int, BoundaryRule], UtilitySignal]] = {
+    "speculative": lambda layers, experts, top_k, rule: SpeculativeUtility(layers, experts, rule),
+    "autoregressive": lambda layers, experts, top_k, rule: AutoregressiveUtility(layers, experts, top_k),
+    "recency": lambda layers, experts, top_k, rule: RecencyUtility(layers, experts),
 }
 
 
 def make_utility_signal(
-    signal: str, rule: str, num_experts: int, gamma: int, capacity: Sequence[int], start: Boundaries | None = None
+    signal: str,
+    rule: str,
+    num_experts: int,
+    gamma: int,
+    capacity: Sequence[int],
+    start: Boundaries | None = None,
+    *,
+    top_k: int = 1,
 ) -> UtilitySignal:
     """A fresh signal by its registered name.
 
@@ -213,6 +240,7 @@ def make_utility_signal(
         gamma: drafts per verify pass at most.
         capacity: experts that each MoE layer has room for [L].
         start: the first boundaries; None for `start_boundaries`.
+        top_k: experts per token, which `AutoregressiveUtility.route` needs.
 
     Raises:
         ConfigError: a name is not registered, gamma is negative, or a boundary is below 1.
@@ -226,4 +254,4 @@ def make_utility_signal(
     if start is not None and min(start) < 1:
         raise ConfigError(f"utility boundaries are {tuple(start)}; both must be at least 1")
     boundaries = BOUNDARY_RULES[rule](len(capacity), gamma, capacity, start)
-    return UTILITY_SIGNALS[signal](len(capacity), num_experts, boundaries)
+    return UTILITY_SIGNALS[signal](len(capacity), num_experts, top_k, boundaries)

@@ -50,6 +50,11 @@ CONFIGS = {
     },
     "threshold": {"cache": {"budget_ratio": 0.4}, "cpu": {"policy": "threshold", "max_tokens": 3, "admissions": 0}},
     "layers on the CPU": {"cache": {"budget_ratio": 0.4}, "cpu": {"layers": [1, 2]}},
+    "utility": {"cache": {"policy": "utility", "budget_ratio": 0.4}, "utility": {"gamma": 0}},
+    "utility, one pool": {
+        "cache": {"policy": "utility", "scope": "global", "budget_ratio": 0.4},
+        "utility": {"gamma": 0, "signal": "recency"},
+    },
 }
 
 

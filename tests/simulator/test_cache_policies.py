@@ -16,6 +16,7 @@ from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.eviction import Partition
 from simulator.policies.prefetch import NoPrefetch
+from simulator.policies.utility_config import UtilityConfig
 from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace, room_for
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
@@ -32,10 +33,11 @@ def test_victim_is_present_and_may_leave(name: str) -> None:
         source = random.Random(seed)
         asked = [(source.randrange(2), source.randrange(12)) for _ in range(300)]
         hot = tuple((layer, expert) for expert in range(3) for layer in range(2))
-        policy = make_cache_policy(name, Partition(8000, 24_000, 1000, hot, seed, future_uses(asked)))
+        utility = UtilityConfig(gamma=0).make(make_shape(layers=2, experts=12), [4, 4])
+        policy = make_cache_policy(name, Partition(8000, 24_000, 1000, hot, seed, future_uses(asked), utility))
         present: set[Key] = set()
         for key in asked:
-            policy.routed(key[0], key[1:])
+            policy.routed(key[0], key[1:], (1,))
             if key not in present:
                 if len(present) == 8:
                     pinned = set(source.sample(sorted(present), source.randrange(9)))

@@ -38,7 +38,7 @@ def test_a_forecast_is_made_before_the_pass_and_sequences_start_anew() -> None:
     ]
     trace = trace_of(shape, passes, [0, 0, 0, 0, 1, 1])
     trace.accepted[3] = False  # the second row of the verify pass: the ablation has not seen expert 2
-    forecasts = collect_forecasts(trace, lambda: AutoregressiveUtility(1, 4))
+    forecasts = collect_forecasts(trace, lambda: AutoregressiveUtility(1, 4, 1))
     assert forecasts.states[0].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
     assert forecasts.frequencies[0].tolist() == [[0, 1, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
     drafts = collect_forecasts(trace, lambda: make_utility_signal("speculative", "fixed", 4, 0, [2]))
@@ -74,4 +74,4 @@ def test_without_locality_no_signal_foresees_anything() -> None:
 def test_a_trace_without_two_passes_is_refused() -> None:
     shape = make_shape(layers=1, experts=4, top_k=1)
     with pytest.raises(TraceError, match="no sequence with two decode or verify passes"):
-        collect_forecasts(trace_of(shape, [(Phase.DECODE, [[[0]]])]), lambda: AutoregressiveUtility(1, 4))
+        collect_forecasts(trace_of(shape, [(Phase.DECODE, [[[0]]])]), lambda: AutoregressiveUtility(1, 4, 1))

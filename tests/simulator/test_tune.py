@@ -67,8 +67,10 @@ def test_tune_finds_what_exhaustive_replay_finds() -> None:
     train, held_out = split_trace(trace)
     replayed = [simulate(train, SLOW_LINK, one.config).metrics.tpot_ms for one in result.candidates]
     assert replayed == [one.train_tpot_ms for one in result.candidates] == sorted(replayed)
-    policies = len(CACHE_POLICIES) - len(NOT_WORTH_TRYING) - 1
-    assert len(result.candidates) == 2 * (policies * 4 - 1), "no resident in half the room, no popularity twice"
+    policies = len(CACHE_POLICIES) - len(NOT_WORTH_TRYING) - 2
+    assert len(result.candidates) == 2 * (policies * 4 - 1), (
+        "no resident in half the room, no utility without drafts, no popularity twice"
+    )
     assert {one.split for one in result.candidates} == {"even", "ILP"}
     assert {one.config.prefetch.source for one in result.candidates} == {
         "none", "previous-token", "popularity", "quasi-hidden"

@@ -205,7 +205,7 @@ def test_recency_counts_passes_since_the_last_use() -> None:
 
 
 def test_the_autoregressive_ablation_sees_one_token_of_the_pass() -> None:
-    signal = AutoregressiveUtility(1, 5)
+    signal = AutoregressiveUtility(1, 5, 2)
     signal.observe(0, np.array([[0, 4], [1, 2], [1, 3]]))
     assert signal.states[0].tolist() == [0, 1, 0, 1, 0]
 
