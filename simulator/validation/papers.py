@@ -214,7 +214,7 @@ def _reproduction() -> list[PaperRow]:
 
 _SKIPPED = (
     ("V7-GH200", "Qwen3-235B-A22B does not fit the printed 230 GB, so what crossed the link per token is unknown"),
-    ("V9", "the recall of the joint policy's predictor, which decides how much is hidden, was not published"),
+    ("V9", "how many experts the joint policy foresaw, which decides how much is hidden, is not known here"),
     ("V10", "needs speculative decoding with the utility policy on captured routing"),
     ("V11", "needs speculative decoding and the CPU that was used, which was not published"),
     ("V12", "needs speculative decoding with the utility policy on captured routing"),
