@@ -1,0 +1,77 @@
+"""The split of a routed layer that keeps device and CPU busy equally long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.policies.balancer import ExpertTimes, Objective
+from simulator.policies.placement import Asked, PlacementPolicy
+from simulator.policies.utility import UtilitySignal
+
+
+class Balanced(PlacementPolicy):
+    """What has not landed runs on the CPU, and with it those of the landed experts whose utility is below tau.
+
+    After MoE-SpAc (arXiv 2603.09983), where misses always run on the CPU and a threshold on the utility splits the rest
+    so that both sides take equally long. Ours: tau is chosen anew for each layer once its router has spoken, from the
+    tokens that really go to each expert and from what really has landed. Of equal thresholds the smallest is taken,
+    which leaves most on the device. (What to load and evict is decided before, by `balancer`, from forecasts.)
+
+    Args:
+        signal: utilities, which somebody else keeps up to date.
+        times: what experts cost on either side; a layer's last column stands for all larger token counts.
+        objective: see `balancer.ThresholdTable.cost_ns`.
+    """
+
+    needs_token_counts = True
+
+    def __init__(self, signal: UtilitySignal, times: ExpertTimes, objective: Objective = "longest") -> None:
+        self._signal = signal
+        self._device_ns: list[list[int]] = times.device_ns.tolist()
+        self._cpu_ns: list[list[int]] = times.cpu_ns.tolist()
+        self._base_ns: list[tuple[int, int]] = list(
+            zip(times.device_base_ns.tolist(), times.cpu_base_ns.tolist(), strict=True)
+        )
+        self._objective = objective
+
+    def cpu_part(self, asked: Asked) -> Sequence[int]:
+        """See `PlacementPolicy`."""
+        states = self._signal.states[asked.layer].tolist()
+        tau = self._threshold(asked, states)
+        landed = asked.landed
+        return [one for one in asked.experts if not landed.get(one, False) or states[one] < tau]
+
+    def _threshold(self, asked: Asked, states: Sequence[int]) -> int:
+        """The tau 0..top+1 at which the layer ends soonest, or both sides are nearest."""
+        device_ns, cpu_ns = self._device_ns[asked.layer], self._cpu_ns[asked.layer]
+        most = len(device_ns) - 1
+        levels = self._signal.top + 1
+        on_device, moved, counts = [0] * levels, [0] * levels, [0] * levels
+        missing_ns = missing = 0
+        for expert, tokens in zip(asked.experts, asked.tokens, strict=True):
+            served = min(tokens, most)
+            if asked.landed.get(expert, False):
+                state = states[expert]
+                on_device[state] += device_ns[served]
+                moved[state] += cpu_ns[served]
+                counts[state] += 1
+            else:
+                missing_ns += cpu_ns[served]
+                missing += 1
+        best, best_ns = 0, -1
+        for tau in range(levels + 1):
+            cost_ns = self._cost_ns(
+                asked.layer,
+                (sum(on_device[tau:]), sum(counts[tau:])),
+                (missing_ns + sum(moved[:tau]), missing + sum(counts[:tau])),
+            )
+            if best_ns < 0 or cost_ns < best_ns:
+                best, best_ns = tau, cost_ns
+        return best
+
+    def _cost_ns(self, layer: int, device: tuple[int, int], cpu: tuple[int, int]) -> int:
+        """Of (time, experts) on the device and on the CPU."""
+        device_base_ns, cpu_base_ns = self._base_ns[layer]
+        device_ns = device[0] + device_base_ns * (device[1] > 0)
+        cpu_ns = cpu[0] + cpu_base_ns * (cpu[1] > 0)
+        return max(device_ns, cpu_ns) if self._objective == "longest" else abs(device_ns - cpu_ns)
