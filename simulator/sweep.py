@@ -1,0 +1,206 @@
+"""Many scenarios at once: over processes of this machine, or a Dask or Ray cluster, with the same results.
+
+Results are kept by the digest of everything that went in, so a stopped sweep goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import joblib
+
+from simulator.answers import answer_of
+from simulator.replay import simulate
+from simulator.result_store import ResultStore
+from simulator.scenario import Scenario, put_together
+from trace_capture.errors import ConfigError, StudioError
+from trace_capture.files import file_digest, text_digest
+from trace_capture.trace import Trace
+from trace_capture.versions import software_versions
+
+Progress = Callable[[int, int], None]
+Answer = dict[str, Any]
+_BATCHES_PER_WORKER = 4
+"""So that a slow scenario at the end does not hold up all others, and few messages are sent."""
+_MAX_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scenario of a sweep and its answer.
+
+    Attributes:
+        values: what was swept, by name, as text.
+        answer: see `simulator.answers.answer_of`, or `{"error": why}` where the scenario is impossible.
+    """
+
+    values: dict[str, str]
+    scenario: Scenario
+    answer: Answer
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no answer."""
+        return self.answer.get("error")
+
+
+def grid(base: Scenario, sweeps: Mapping[str, Sequence[str]]) -> list[tuple[dict[str, str], Scenario]]:
+    """All combinations of swept values, the last one fastest; the base alone where nothing is swept.
+
+    Raises:
+        ConfigError: a name is unknown, a value does not fit, or there is nothing to sweep over.
+    """
+    for name, values in sweeps.items():
+        if not values:
+            raise ConfigError(f"--sweep {name} has no values; give some, such as {name}=1,2,4")
+    combinations = product(*sweeps.values())
+    named = [dict(zip(sweeps, values, strict=True)) for values in combinations]
+    return [(values, base.set_values(values)) for values in named]
+
+
+def sweep(
+    trace: Trace,
+    scenarios: Sequence[tuple[dict[str, str], Scenario]],
+    *,
+    store: ResultStore | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    bounds: bool = True,
+    progress: Progress | None = None,
+) -> list[Point]:
+    """Answer scenarios about one trace.
+
+    Args:
+        trace: what all of them replay.
+        scenarios: swept values and scenario, as `grid` gives them.
+        store: results known before are taken from it, new ones put there as they come.
+        jobs: processes of this machine; -1 for one per core. Of a cluster: tasks at a time, -1 for its own choice.
+        cluster: None, `dask`, `dask:ADDRESS`, `ray` or `ray:ADDRESS`; without an address one is started here.
+        bounds: also work out bounds and regret.
+        progress: called with (scenarios done, in all).
+
+    Returns:
+        the points in the order of `scenarios`, the same whoever computed them.
+
+    Raises:
+        ConfigError: the cluster is not known, or cannot be reached.
+    """
+    keys = [scenario_key(trace, scenario, bounds) for _, scenario in scenarios]
+    known = store.find(keys) if store is not None else {}
+    missing = {key: scenario for key, (_, scenario) in zip(keys, scenarios, strict=True) if key not in known}
+    done = len(scenarios) - len(missing)
+    if progress is not None:
+        progress(done, len(scenarios))
+    for results in _computed(trace, missing, jobs, cluster, bounds):
+        known |= results
+        if store is not None:
+            store.add(results)
+        done += len(results)
+        if progress is not None:
+            progress(done, len(scenarios))
+    return [Point(values, scenario, known[key]) for key, (values, scenario) in zip(keys, scenarios, strict=True)]
+
+
+def scenario_key(trace: Trace, scenario: Scenario, bounds: bool) -> str:
+    """Digest of everything that an answer depends on: trace, settings, the files they name, and the program."""
+    inputs: dict[str, Any] = {"trace": trace.digest, "scenario": scenario.model_dump(mode="json"), "bounds": bounds}
+    named = [scenario.config, scenario.hardware, scenario.gpu, scenario.host, scenario.link, scenario.disk]
+    files = [name for name in named if name and Path(name).is_file()]
+    inputs |= {"files": {name: file_digest(Path(name)) for name in files}, "versions": software_versions("simpy")}
+    return text_digest(json.dumps(inputs, sort_keys=True))
+
+
+def answer(trace: Trace, scenario: Scenario, bounds: bool = True) -> Answer:
+    """Simulate one scenario. What is impossible, such as experts that do not fit, is an answer, too."""
+    try:
+        question = put_together(trace, scenario)
+        run = simulate(question.trace, question.hardware, question.config, bounds=bounds)
+    except StudioError as error:
+        return {"error": str(error)}
+    return answer_of(run)
+
+
+def _computed(
+    trace: Trace, missing: Mapping[str, Scenario], jobs: int, cluster: str | None, bounds: bool
+) -> Iterator[dict[str, Answer]]:
+    """Answers in batches, as they come."""
+    if not missing:
+        return
+    if cluster is None and (jobs == 1 or len(missing) == 1):
+        for key, scenario in missing.items():
+            yield {key: answer(trace, scenario, bounds)}
+        return
+    with _backend(cluster, jobs) as workers:
+        size = max(1, min(_MAX_BATCH, len(missing) // (workers * _BATCHES_PER_WORKER)))
+        tasks = (joblib.delayed(_answers)(trace, batch, bounds) for batch in _batches(missing, size))
+        yield from joblib.Parallel(n_jobs=jobs if cluster is None else -1, return_as="generator_unordered")(tasks)
+
+
+def _answers(trace: Trace, batch: dict[str, Scenario], bounds: bool) -> dict[str, Answer]:
+    return {key: answer(trace, scenario, bounds) for key, scenario in batch.items()}
+
+
+def _batches(missing: Mapping[str, Scenario], size: int) -> Iterator[dict[str, Scenario]]:
+    items = iter(missing.items())
+    while batch := dict(islice(items, size)):
+        yield batch
+
+
+@contextmanager
+def _backend(cluster: str | None, jobs: int) -> Iterator[int]:
+    """Where joblib computes within the block; gives the number of workers."""
+    if cluster is None:
+        with joblib.parallel_config("loky"):
+            yield joblib.effective_n_jobs(jobs)
+        return
+    kind, _, address = cluster.partition(":")
+    if kind not in ("dask", "ray"):
+        raise ConfigError(f"unknown cluster '{cluster}'; give dask, dask:ADDRESS, ray or ray:ADDRESS")
+    try:
+        with _dask(address, jobs) if kind == "dask" else _ray(address, jobs):
+            yield joblib.effective_n_jobs(-1)
+    except ImportError as error:
+        raise ConfigError(f"--cluster {kind} needs {error.name}: pip install 'moe-studio[cluster]'") from error
+
+
+@contextmanager
+def _dask(address: str, jobs: int) -> Iterator[None]:
+    from dask.distributed import Client
+
+    workers = None if jobs == -1 else jobs
+    try:
+        local = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+        client = Client(address) if address else Client(**local)
+    except OSError as error:
+        raise ConfigError(
+            f"there is no Dask scheduler at {address} ({error}); start one, or leave ADDRESS out"
+        ) from error
+    with client, joblib.parallel_config("dask"):
+        yield
+
+
+@contextmanager
+def _ray(address: str, jobs: int) -> Iterator[None]:
+    import ray
+    from ray.util.joblib import register_ray
+
+    try:
+        ray.init(address=address or None, num_cpus=None if address or jobs == -1 else jobs, include_dashboard=False)
+    except ConnectionError as error:
+        raise _unreachable("Ray cluster", address, error) from error
+    register_ray()
+    try:
+        with joblib.parallel_config("ray"):
+            yield
+    finally:
+        ray.shutdown()
+
+
+def _unreachable(what: str, address: str, error: Exception) -> ConfigError:
+    return ConfigError(f"there is no {what} at {address} ({error}); start one, or leave the address out")
