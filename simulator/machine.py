@@ -3,12 +3,13 @@
 The live twin is `runtime/engine.py`: the same calls in the same order.
 
 Host and device work one after the other, so they are one process with a clock of its own, `_now`, that runs ahead of
-the kernel's while nothing can happen in between, and meets it only where a copy may have landed. That leaves one
-event per copy and at most two per stall, and none at all for a layer whose experts are resident; the times are the
-same as with an event for every piece of work.
+the kernel's: what runs beside the process, the link and the CPU's part of a layer, is settled by what was submitted,
+and nobody else looks at it. So the process meets the kernel only after a layer that had to wait, which leaves one
+event per such layer and none for a layer whose experts are resident; the times are the same as with an event for
+every piece of work and every copy.
 
 The CPU's part of a layer runs beside the device and the link, from when it is decided, and the layer ends when both
-parts are there. Nobody waits for it but the end of the layer, so it takes no event: its end is worked out at its start.
+parts are there.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Machine:
         self._contention = lru_cache(maxsize=None)(costs.contention)
         self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(self._env, lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
+        self._link = SimulatedLink(lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
         self._record_spans = record_spans
         self._explain = explain
         self._host_spans: list[Span] = []
@@ -106,6 +107,8 @@ class Machine:
         self._experts: Sequence[int] = ()
         self._tokens: list[list[int]] = []
         self._now = 0
+        self._waited_ns = 0
+        """The latest landing that was waited for."""
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
@@ -161,7 +164,9 @@ class Machine:
             for layer, experts in enumerate(executed):
                 self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
                 if experts:
-                    yield from self._layer(item, layer, experts, predicted)
+                    self._layer(item, layer, experts, predicted)
+                    if self._waited_ns > self._env.now:
+                        yield self._env.timeout(self._waited_ns - self._env.now)
             self.passes.append(times)
 
     def _token_counts(self, item: Pass, executed: list[list[int]]) -> list[list[int]]:
@@ -177,39 +182,42 @@ class Machine:
         pairs = zip(executed, routed, predicted, strict=True)
         return [list((counts if list(counts) == experts else guess).values()) for experts, counts, guess in pairs]
 
-    def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> Process:
+    def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> None:
         core, link = self._core, self._link
-        if link.ends_ns <= self._now:
-            yield self._meet()
-        for key in link.drain():
-            core.landed(key)
+        self._catch_up()
         for key in core.layer_routed(layer, experts, self._tokens[layer] if self._tokens else ()):
             if link.cancel(key):
                 core.cancelled(key)
-        self._note_routing(item, layer, experts)
+        self._experts = experts
+        if self._record_spans:
+            self._uses += [FirstUse(item.pass_id, (layer, expert)) for expert in core.first_uses]
         is_first = True
         while (wave := core.next_wave()) is not None:
             if link.ends_ns <= self._now:
-                yield self._meet()
-            yield from self._host_work(item, layer, wave, predicted, is_first)
+                link.advance(self._now)
+            self._host_work(item, layer, wave, predicted, is_first)
             is_first = False
             if wave.wait:
-                yield from self._wait(item, layer, wave.wait)
+                self._wait(item, layer, wave.wait)
             if wave.experts:
                 experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
                 self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
         if self._cpu_end_ns:
             self._join(item, layer)
-        self._record_evictions(core.layer_done(), self._now, item)
+        dropped = core.layer_done()
+        if dropped:
+            self._record_evictions(dropped, self._now, item)
 
-    def _note_routing(self, item: Pass, layer: int, experts: Sequence[int]) -> None:
-        """Keep what a stall of this layer, and the timeline, will have to be explained by."""
-        self._experts = experts
-        if self._record_spans:
-            self._uses += [FirstUse(item.pass_id, (layer, expert)) for expert in self._core.first_uses]
+    def _catch_up(self) -> None:
+        """Bring the link up to this process's own time and tell the core what has landed."""
+        link = self._link
+        if link.ends_ns <= self._now:
+            link.advance(self._now)
+        for key in link.drain():
+            self._core.landed(key)
 
-    def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> Process:
+    def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
         self._began_ns = self._now
         decide_ns = self._decide_ns(len(wave.loads))
@@ -218,7 +226,7 @@ class Machine:
         if wave.cpu_experts:
             self._start_cpu(item, layer, wave)
         if wave.loads:
-            yield from self._issue(wave.loads, item, layer)
+            self._issue(wave.loads, item, layer)
         if is_first:
             target = layer + 1
             ids: Sequence[int] = ()
@@ -232,7 +240,7 @@ class Machine:
                 plan_ns = self._decide_ns(len(loads)) - self._decide_ns(0)
                 self._terms["decide"] += plan_ns
                 self._now += plan_ns
-                yield from self._issue(loads, item, layer)
+                self._issue(loads, item, layer)
         self._end_host_work(item, layer)
         if self._cpu_end_ns and is_first:
             self._share_memory(layer)
@@ -271,7 +279,7 @@ class Machine:
         if waited_ns > 0:
             self._spend("cpu_experts", "device", waited_ns, item, layer)
 
-    def _issue(self, loads: Sequence[Load], item: Pass, layer: int) -> Process:
+    def _issue(self, loads: Sequence[Load], item: Pass, layer: int) -> None:
         """Submit loads one after the other. In serial mode waits for them."""
         if self._record_spans:
             evicted = [key for load in loads for key in load.evicts]
@@ -283,42 +291,30 @@ class Machine:
             self._link.submit(load, self._now)
         if self._serial:
             self._end_host_work(item, layer)
-            yield from self._wait(item, layer, [load.key for load in loads])
+            self._wait(item, layer, [load.key for load in loads])
             self._began_ns = self._now
 
     def _end_host_work(self, item: Pass, layer: int) -> None:
         if self._now > self._began_ns:
             self._span("host", "decide", self._began_ns, self._now, item, layer)
 
-    def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> Process:
+    def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> None:
         """Wait for copies and hand the landings to the core."""
         waiting = [key for key in keys if not self._core.is_landed(key)]
         if not waiting:
             return
-        barrier = self._link.barrier(waiting)
-        if barrier is not None:
-            yield barrier
-            landed_ns, stalled_ns = int(self._env.now), self._now
-            if landed_ns > stalled_ns:
-                wakeup_ns = self._wakeup_ns(landed_ns - stalled_ns)
-                self._now = landed_ns + wakeup_ns
-                self._terms["stall"] += self._now - stalled_ns
-                if self._explain:
-                    awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
-                    split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
-                    self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
-                self._span("device", "stall", stalled_ns, self._now, item, layer)
-        if self._link.ends_ns <= self._now:
-            yield self._meet()
-        self._drain()
-
-    def _meet(self) -> simpy.Event:
-        """An event at this process's own time; until then copies end and begin."""
-        return self._env.timeout(self._now - int(self._env.now))
-
-    def _drain(self) -> None:
-        for key in self._link.drain():
-            self._core.landed(key)
+        landed_ns, stalled_ns = self._link.land(waiting), self._now
+        if landed_ns is not None and landed_ns > stalled_ns:
+            wakeup_ns = self._wakeup_ns(landed_ns - stalled_ns)
+            self._waited_ns = landed_ns
+            self._now = landed_ns + wakeup_ns
+            self._terms["stall"] += self._now - stalled_ns
+            if self._explain:
+                awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
+                split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
+                self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
+            self._span("device", "stall", stalled_ns, self._now, item, layer)
+        self._catch_up()
 
     def _spend(self, term: str, track: str, duration_ns: int, item: Pass, layer: int) -> None:
         start_ns = self._now
