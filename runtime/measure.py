@@ -33,6 +33,10 @@ _HOST_TIMES = (
     "time may stand under what came after it; the times per token are whole"
 )
 _EMULATED = "emulated link: copies are paced to the configured rate, not those of a PCIe link"
+_SHARED_CORES = (
+    "the emulated device and the CPU's experts are threads of one processor: that they overlap is real, the gain of a "
+    "GPU is not in these figures"
+)
 
 
 def measure(
@@ -124,10 +128,18 @@ def measure(
         warmup_passes=warmup_passes,
         preloaded_experts=preloaded_experts,
         metrics=metrics,
-        notes=[note for note in (_EMULATED if is_emulated else _HOST_TIMES, store_note) if note],
+        notes=_notes(is_emulated, config, store_note),
     )
     run_passes = tuple(RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in passes)
     return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts), run_passes)
+
+
+def _notes(is_emulated: bool, config: OffloadConfig, store_note: str) -> list[str]:
+    """What a reader of the figures should know."""
+    notes = [_EMULATED if is_emulated else _HOST_TIMES]
+    if is_emulated and config.cpu.is_used:
+        notes.append(_SHARED_CORES)
+    return [*notes, store_note] if store_note else notes
 
 
 def generate_offloaded(

@@ -21,6 +21,7 @@ from runtime.kernels import Routed, WaveSum, stock_kernel
 from runtime.measure import measure
 from runtime.models import LoadedModel
 from simulator.policies.config import OffloadConfig, parse_config
+from tests.runtime.test_architectures import SUPPORTED, change_experts
 from tests.runtime.tiny_models import tiny_model
 from trace_capture.hooks import discover
 
@@ -61,18 +62,17 @@ def test_tokens_and_logits_equal_the_untouched_model(any_model: torch.nn.Module,
         assert (engine.pairs_on_device > 0) == (placement != "all")
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "nemotron_h", "gemma4_text", "granitemoehybrid", "minimax_m2"])
-def test_layouts_with_biases_transposed_weights_and_no_gate(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_registered_architecture_runs_from_the_host_s_experts(model_type: str) -> None:
+    """Biases, transposed weights, no gate, norms behind experts: whatever the layout, a prompt reads the same."""
     model = tiny_model(model_type)
     logits = prefill(model)
     with offloaded(model, config("misses", 0.25)) as engine:
         assert torch.allclose(prefill(model), logits, atol=1e-5, rtol=1e-5)
         assert engine.pairs_on_cpu > 0
-        for bank in engine.store.banks:
-            bank["down_proj"].mul_(2.0)
+        change_experts(engine.store.banks, 2.0)
         assert (prefill(model) - logits).abs().max() > 1e-3, "the output does not come from the host's experts"
-        for bank in engine.store.banks:
-            bank["down_proj"].mul_(0.5)
+        change_experts(engine.store.banks, 0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -217,6 +217,7 @@ def test_a_streamed_model_runs_experts_on_the_cpu_from_its_files(model_folder: P
     assert run.texts == expected.texts
     assert run.metrics.cpu_runs > 0
     for one in (run, expected):
+        assert any("threads of one processor" in note for note in one.info.notes)
         terms = one.metrics.tpot_terms_ms
         assert terms["cpu_experts"] > 0
         assert sum(terms.values()) == pytest.approx(one.metrics.tpot_ms)
