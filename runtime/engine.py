@@ -5,7 +5,6 @@ The simulated twin is `simulator/machine.py`: the same calls in the same order, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -186,7 +185,9 @@ class Engine:
             self._begin_pass(hidden.shape[0])
         top_k_index, top_k_weights, rows = self._executed(layer, top_k_index, top_k_weights)
         run = LayerRun(layer, Routed(hidden, rows, top_k_weights), top_k_index)
-        counts = Counter(chain.from_iterable(run.routed.rows))
+        counts: dict[int, int] = {}
+        for expert in chain.from_iterable(run.routed.rows):
+            counts[expert] = counts.get(expert, 0) + 1
         run.num_asked = len(counts)
         known = {expert: tokens for expert, tokens in counts.items() if expert < self.shape.num_experts}
         self._route(layer, known)
