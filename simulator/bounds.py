@@ -140,24 +140,25 @@ def _perfect_eviction(
 
 
 class _Partition:
-    """Device memory under perfect eviction: a heap of (minus next use, age, key), stale entries left in."""
+    """Device memory under perfect eviction: a heap of (minus next use, age, key), stale entries left in. The entry of
+    a resident key is the one of the age noted for it."""
 
     def __init__(self, free_bytes: int) -> None:
         self._free_bytes = free_bytes
-        self._next_use: dict[Key, int] = {}
+        self._resident: dict[Key, int] = {}
         self._heap: list[tuple[int, int, Key]] = []
         self._age = 0
 
     def preload(self, key: Key, next_use: int, size: int) -> None:
         """Have `key` there from the start."""
         self._age += 1
-        self._next_use[key] = next_use
+        self._resident[key] = self._age
         self._free_bytes -= size
         heapq.heappush(self._heap, (-next_use, self._age, key))
 
     def ask(self, keys: list[Key], next_uses: Sequence[int], size: int, sizes: Sequence[int]) -> int:
         """Look `keys` of one layer up, in waves where they do not fit at once. Gives how many were there."""
-        resident = self._next_use
+        resident = self._resident
         missing = [key for key in keys if key not in resident]
         hits = len(keys) - len(missing)
         waiting = dict(zip(keys, next_uses, strict=True))
@@ -167,15 +168,15 @@ class _Partition:
             done = list(waiting) if not missing else [key for key in waiting if key in resident]
             for key in done:
                 self._age += 1
-                resident[key] = next_use = waiting.pop(key)
-                heapq.heappush(self._heap, (-next_use, self._age, key))
+                resident[key] = self._age
+                heapq.heappush(self._heap, (-waiting.pop(key), self._age, key))
         return hits
 
     def _make_room(self, size: int, sizes: Sequence[int], pinned: dict[Key, int]) -> bool:
         """Take `size` bytes, evicting from the top of the heap; False, with nothing evicted, when it cannot."""
         free = self._free_bytes
         victims: list[tuple[int, int, Key]] = []
-        heap, resident = self._heap, self._next_use
+        heap, resident = self._heap, self._resident
         while free < size:
             if not heap:
                 for entry in victims:
@@ -183,7 +184,7 @@ class _Partition:
                 return False
             entry = heapq.heappop(heap)
             key = entry[2]
-            if resident.get(key) == -entry[0] and key not in pinned:
+            if resident.get(key) == entry[1] and key not in pinned:
                 victims.append(entry)
                 free += sizes[key[0]]
         for _, _, key in victims:

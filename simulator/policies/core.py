@@ -179,7 +179,7 @@ class OffloadCore:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        self.tally.cancelled(self._expert_bytes[key[0]], self._pending[key])
+        self.tally.cancelled(key, self._expert_bytes[key[0]], self._pending[key])
         self._leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:

@@ -27,6 +27,8 @@ class Tally:
         self.first_uses: Sequence[int] = ()
         self._unused: set[Key] = set()
         """Prefetched keys that nobody has asked for yet."""
+        self._counted_in: dict[Key, Counters] = {}
+        """Where the load of each key on the device was counted, since it may be withdrawn in a later pass."""
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts."""
@@ -39,6 +41,7 @@ class Tally:
     def restarted(self) -> None:
         """The device was emptied; the counts go on."""
         self._unused.clear()
+        self._counted_in.clear()
 
     def looked_up(self, layer: int, experts: Sequence[int], landed: Mapping[int, bool]) -> None:
         """A layer asks for `experts`; `landed` says which have a place, and whether their copy is there."""
@@ -61,9 +64,9 @@ class Tally:
 
     def loaded(self, key: Key, num_bytes: int, reason: str) -> None:
         """A load was planned. What is there before the first pass is in no counter."""
-        counters = self._now
         if reason == "preload":
             return
+        counters = self._counted_in[key] = self._now
         counters.bytes_loaded += num_bytes
         if reason == "demand":
             counters.demand_loads += 1
@@ -73,9 +76,9 @@ class Tally:
             counters.prefetch_loads += 1
             self._unused.add(key)
 
-    def cancelled(self, num_bytes: int, reason: str) -> None:
+    def cancelled(self, key: Key, num_bytes: int, reason: str) -> None:
         """A load was withdrawn before it began."""
-        counters = self._now
+        counters = self._counted_in[key]
         counters.bytes_loaded -= num_bytes
         if reason == ADMISSION:
             counters.admission_loads -= 1
@@ -84,6 +87,7 @@ class Tally:
 
     def left(self, key: Key) -> None:
         """A key gave its place up."""
+        self._counted_in.pop(key, None)
         if self._unused:
             self._unused.discard(key)
 
