@@ -68,13 +68,18 @@ def save_config(config: OffloadConfig, path: Path, comments: Sequence[str] = ())
         StudioError: the place cannot be written to.
     """
     path = Path(path)
+    write_text_atomic(path, config_text(config, path.name, comments))
+
+
+def config_text(config: OffloadConfig, name: str, comments: Sequence[str] = ()) -> str:
+    """The text of a configuration file called `name`; see `save_config`."""
     document = tomlkit.document()
-    for line in (*(line.format(name=path.name) for line in HEADER), *comments):
+    for line in (*(line.format(name=name) for line in HEADER), *comments):
         for part in line.splitlines() or [""]:
             document.add(tomlkit.comment(part))
     document.add(tomlkit.nl())
     _fill(document, config.model_dump(mode="json", exclude_none=True), "")
-    write_text_atomic(path, tomlkit.dumps(document))
+    return tomlkit.dumps(document)
 
 
 def load_config(path: Path) -> OffloadConfig:
