@@ -9,8 +9,9 @@ from typing import Any
 from simulator.exports.source import ExportSource
 from simulator.policies.config import OffloadConfig
 from simulator.replay import simulate
+from simulator.validation.families import PUBLISHED_RECORD, published_band
 from simulator.validation.record import MIN_COUNT, Family, ValidationRecord
-from trace_capture.band import ErrorBand, band_of
+from trace_capture.band import ErrorBand, spread_of
 from trace_capture.errors import StudioError
 from trace_capture.samples import sample_folder
 
@@ -67,7 +68,7 @@ def predict_configured(source: ExportSource) -> Prediction:
     """What was predicted for the configuration itself, in this project's engine."""
     provenance = source.config.provenance
     if provenance is not None:
-        return with_band(provenance.predicted_tpot_ms, _symmetric(provenance.error_band_ratio))
+        return with_band(provenance.predicted_tpot_ms, provenance.error_band)
     if source.parts is None or source.hardware is None:
         return no_prediction("the configuration does not say what was predicted; give a trace and a machine")
     try:
@@ -75,14 +76,15 @@ def predict_configured(source: ExportSource) -> Prediction:
         run = simulate(held_out, source.hardware, source.config, bounds=False, profile=training)
     except StudioError as error:
         return no_prediction(str(error))
-    return with_band(run.metrics.tpot_ms, _symmetric(run.info.error_band_ratio))
+    return with_band(run.metrics.tpot_ms, run.info.error_band)
 
 
 def predict_target(source: ExportSource, mapped: OffloadConfig, engine_family: str, family: Family) -> Prediction:
     """What another engine is expected to do, by a replay of the mapped strategy.
 
     The band is that of published measurements of such engines with such strategies, predicted with the same cost
-    terms; that of a calibrated profile is this project's engine's and says nothing about another.
+    terms from data sheets. So compute times that were measured with this project's engine are left out, and the band
+    of a calibrated profile with them: they say nothing about another engine.
 
     Args:
         source: with a trace and a machine, else nothing is predicted.
@@ -94,29 +96,31 @@ def predict_target(source: ExportSource, mapped: OffloadConfig, engine_family: s
         return no_prediction("that needs a trace and a machine (--trace, --hardware)")
     if source.hardware.emulated:
         return no_prediction(f"{source.hardware.name} is emulated, which says nothing about another engine")
-    band = published_band(engine_family, "speculative" if source.draft is not None else family)
+    band = engine_band(engine_family, "speculative" if source.draft is not None else family)
     if band is None:
         return Prediction(None, None, NOT_VALIDATED)
     try:
-        run = simulate(source.parts[1], source.hardware, mapped, bounds=False)
+        hardware = source.hardware.model_copy(update={"measured": None})
+        run = simulate(source.parts[1], hardware, mapped, bounds=False)
     except StudioError as error:
         return no_prediction(str(error))
     return with_band(run.metrics.tpot_ms, band)
 
 
 @lru_cache
-def published_band(engine_family: str, family: Family) -> ErrorBand | None:
-    """The band of published measurements of one engine family and strategy; None with fewer than `MIN_COUNT`."""
-    record = ValidationRecord.load(sample_folder() / "validation" / "published.json")
+def engine_band(engine_family: str, family: Family) -> ErrorBand | None:
+    """The band of published measurements: of one engine family and strategy, else of all engines with that strategy.
+
+    Both are of predictions from data sheets. None where no record ships.
+    """
+    path = sample_folder() / PUBLISHED_RECORD
+    if not path.is_file():
+        return None
     ratios = [
         pair.measured_ms / pair.details["unscaled_ms"]
-        for pair in record.pairs
+        for pair in ValidationRecord.load(path).pairs
         if pair.family == family and pair.details.get("engine_family") == engine_family
     ]
     if len(ratios) < MIN_COUNT:
-        return None
-    return band_of(ratios, f"published {family.replace('_', ' ')} rates of {engine_family} engines")
-
-
-def _symmetric(ratio: float | None) -> ErrorBand | None:
-    return None if ratio is None else ErrorBand(low_ratio=max(1 - ratio, 1e-9), high_ratio=1 + ratio)
+        return published_band(path, family)
+    return spread_of(ratios, f"90 % band, published {family.replace('_', ' ')} rates of {engine_family} engines")

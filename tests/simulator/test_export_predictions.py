@@ -18,10 +18,12 @@ from runtime.cli import main
 from simulator import simulate
 from simulator.config_file import save_config
 from simulator.exports import TARGETS
-from simulator.exports.prediction import published_band
+from simulator.exports.prediction import engine_band
 from simulator.policies.config import OffloadConfig, Provenance, parse_config
 from simulator.tune import split_trace
+from tests.simulator.builders import make_hardware, make_measured
 from tests.simulator.export_cases import config_of, exported, machine, skewed_trace, slots, sparse_shape
+from trace_capture.band import ErrorBand
 from trace_capture.errors import ConfigError, StudioError
 from trace_capture.trace import Trace
 
@@ -38,25 +40,32 @@ def tuned(band: float | None, config: OffloadConfig = HALF) -> OffloadConfig:
         hardware_digest=machine().digest,
         predicted_tpot_ms=12.5,
         predicted_hit_rate=0.5,
-        error_band_ratio=band,
+        error_band=None if band is None else ErrorBand(low_ratio=1 - band, high_ratio=1 + 2 * band),
     )
     return config.model_copy(update={"provenance": provenance})
 
 
 def test_no_number_is_told_without_a_band() -> None:
-    done = exported("vllm", tuned(None), trace=TRACE, hardware=machine())
-    for prediction in (done.configured, done.predicted):
-        assert prediction.tpot_ms is None and set(prediction.as_json()) == {"text"}
-        assert "no band: not validated" in prediction.text and not re.search(r"\d", prediction.text)
-    banded = exported("vllm", tuned(0.1)).configured
-    assert banded.text.startswith("predicted 12.5 ms per output token (80 tokens/s), expected between 11.2 and 13.8 ms")
-    assert banded.as_json()["low_ms"] == pytest.approx(11.25)
+    done = exported("llama.cpp", tuned(None), trace=TRACE, hardware=machine())
+    assert done.configured.tpot_ms is None and set(done.configured.as_json()) == {"text"}
+    assert "no band: not validated" in done.configured.text and not re.search(r"\d", done.configured.text)
+    assert "12.5" not in "".join(file.text for file in done.files)
+    banded = exported("llama.cpp", tuned(0.1)).configured
+    assert banded.text.startswith("predicted 12.5 ms per output token (80 tokens/s), expected between 11.2 and 15 ms")
+    assert banded.as_json()["high_ms"] == pytest.approx(15.0)
 
 
 def test_bands_come_from_published_measurements_of_that_engine_and_strategy() -> None:
-    band = published_band("llama.cpp", "layer_split")
-    assert band is not None and band.count >= 5 and "llama.cpp" in band.source
-    assert published_band("vllm", "on_demand") is None and published_band("nobody", "layer_split") is None
+    band = engine_band("llama.cpp", "layer_split")
+    assert band is not None and band.count >= 5 and "layer split rates of llama.cpp engines" in band.source
+    other = engine_band("nobody", "layer_split")
+    assert other is not None and other.count > band.count and "other engines" in other.source
+
+
+def test_compute_measured_with_our_engine_says_nothing_about_another() -> None:
+    profile = make_hardware(host=machine().host, measured=make_measured())
+    done = exported("llama.cpp", HALF, trace=TRACE, hardware=profile)
+    assert done.predicted.tpot_ms == exported("llama.cpp", HALF, trace=TRACE, hardware=machine()).predicted.tpot_ms
 
 
 def test_target_is_predicted_by_what_it_does_on_tokens_it_was_not_counted_on() -> None:
