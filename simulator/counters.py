@@ -8,8 +8,10 @@ from trace_capture.run import Run
 
 
 def can_tell_residency(run: Run) -> bool:
-    """Whether the spans of a run say which experts were on the device: every eviction it counted is among them."""
-    return sum(span.kind == "evict" for span in run.spans) == run.metrics.evictions
+    """Whether the spans of a run say which experts were on the device: every eviction it counted is among them, and
+    without a warm-up, which is not counted, no other."""
+    recorded = sum(span.kind == "evict" for span in run.spans)
+    return recorded >= run.metrics.evictions if run.info.warmup_passes else recorded == run.metrics.evictions
 
 
 def residency(run: Run) -> list[tuple[int, int, int]]:

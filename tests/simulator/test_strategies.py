@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from simulator import simulate
+from simulator.counters import can_tell_residency, residency
 from simulator.hot_experts import with_hot_experts
 from simulator.micro_batch import split_prefill
 from simulator.policies.cache import Key, make_cache_policy
@@ -230,7 +231,10 @@ def test_warmup_is_left_out_of_figures_and_bounds() -> None:
     trace = decode_trace(shape, [[[0]], [[1]], [[0]], [[1]]])
     hardware = make_hardware(measured=make_measured())
     full = simulate(trace, hardware, make_config(budget_bytes=2000))
-    late = simulate(trace, hardware, make_config(budget_bytes=2000), warmup_passes=2)
+    late = simulate(trace, hardware, make_config(budget_bytes=2000), warmup_passes=2, record_spans=True)
+    assert can_tell_residency(late) and residency(late)[-1][1:] == (2, 2000)
+    few = simulate(trace, hardware, make_config(budget_bytes=1000), warmup_passes=2, record_spans=True)
+    assert can_tell_residency(few) and few.metrics.evictions == 2 and residency(few)[-1][1:] == (1, 1000)
     assert (full.metrics.loads, late.metrics.loads) == (2, 0)
     assert late.metrics.decode_hit_rate == late.info.bounds["belady_decode_hit_rate"] == 1.0
     assert late.metrics.tpot_ms == pytest.approx(late.info.bounds["compute_ms"]) and late.info.warmup_passes == 2
