@@ -1,7 +1,8 @@
 """`calibrate`: measure this machine with one model into a hardware profile, and check what it predicts.
 
 Compute is measured in place, on the offloaded engine with every expert resident; what a stall and a load cost beside
-the link's own time in `runtime.load_costs`. Means over undisturbed passes (`runtime.steadiness`): a TPOT is one.
+the link's own time in `runtime.load_costs`. Means over passes, since a TPOT is one, at one speed of the machine
+(`runtime.steadiness`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.kernels import SlotExperts, stock_kernel
+from runtime.cpu_costs import measure_cpu_costs
 from runtime.load_costs import LoadCosts, measure_load_costs
 from runtime.measure import generate_offloaded
 from runtime.models import LoadedModel, Sampling, host_memory_bytes
@@ -27,7 +28,6 @@ from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ModelError
 from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity
-from trace_capture.hooks import MoeSite, discover
 from trace_capture.trace import Phase
 
 Progress = Callable[[int, int], None]
@@ -76,11 +76,10 @@ def calibrate(
     steps = len(counts) + 3
     tick = _Ticker(progress, steps)
     tables = _measure_compute(loaded, ids, counts, repeats, tick)
-    sites = discover(loaded.model)
-    cpu_ns = _measure_cpu_experts(loaded, sites, ids, counts)
-    tick()
-    compute_ns = len(sites) * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
+    compute_ns = tables.num_layers * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
     rate = h2d_bytes_per_s or _rate_for(copy_to_compute_ratio or 11.0, compute_ns, tables.bytes_per_token)
+    cpu = measure_cpu_costs(loaded, ids, counts, rate, latency_ns, tables.reference_ns)
+    tick()
     loads = measure_load_costs(
         loaded, ids, rate, latency_ns, reference_ns=tables.reference_ns, vectors_path=vectors_path
     )
@@ -90,7 +89,10 @@ def calibrate(
         tokens=tuple(counts),
         dense_ns=tuple(tables.dense_ns),
         experts_ns=tuple(tables.experts_ns),
-        cpu_experts_ns=tuple(cpu_ns),
+        cpu_experts_ns=tuple(cpu.experts_ns),
+        cpu_layer_ns=cpu.layer_ns,
+        cpu_start_ns=cpu.start_ns,
+        cpu_split_ns=cpu.split_ns,
         pass_overhead_ns=tuple(tables.overhead_ns),
         decide_ns=tables.decide_ns,
         decide_first_load_ns=loads.first_load_ns,
@@ -139,6 +141,7 @@ class _Tables(NamedTuple):
     overhead_ns: list[float]
     decide_ns: float
     bytes_per_token: int
+    num_layers: int
     samples: int
     reference_ns: float
     """Usual duration of the fixed work before a pass."""
@@ -162,7 +165,7 @@ def resident_config(loaded: LoadedModel) -> OffloadConfig:
 def _measure_compute(
     loaded: LoadedModel, ids: Tensor, counts: Sequence[int], repeats: int, tick: Callable[[], None]
 ) -> _Tables:
-    """Generate from prompts of each length on a fully resident engine, warm; undisturbed passes alone count."""
+    """Generate from prompts of each length on a fully resident engine, warm; all at the usual speed of the machine."""
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     decode: list[tuple[_Pass, Probes]] = []
     prefill: dict[int, list[tuple[_Pass, Probes]]] = {count: [] for count in counts[1:]}
@@ -178,18 +181,19 @@ def _measure_compute(
                 prefill[count] += [item for item in items if item[0][1].phase == Phase.PREFILL]
                 decode += [item for item in items[2:] if item[0][1].phase == Phase.DECODE]
             tick()
-        bytes_per_token = engine.shape.bytes_per_token
+        shape = engine.shape
     usual_ns = reference_ns([probes for _, probes in decode])
     tables = [steady_only(items, usual_ns) for items in (decode, *prefill.values())]
-    layers = [layer for record, _ in tables[0] for layer in record.layers]
+    layers = [layer for record, _ in tables[0].items for layer in record.layers]
     tick()
     return _Tables(
-        [_mean_dense(table) for table in tables],
-        [_mean_experts(table) for table in tables],
-        [_mean_overhead(table) for table in tables],
-        typical(t.landed_ns - t.entered_ns - (t.predicted_ns - t.decided_ns) for t in layers),
-        bytes_per_token,
-        len(tables[0]),
+        [_mean_dense(table.items) / table.slowdown for table in tables],
+        [_mean_experts(table.items) / table.slowdown for table in tables],
+        [_mean_overhead(table.items) / table.slowdown for table in tables],
+        typical(t.landed_ns - t.entered_ns - (t.predicted_ns - t.decided_ns) for t in layers) / tables[0].slowdown,
+        shape.bytes_per_token,
+        shape.num_moe_layers,
+        len(tables[0].items),
         usual_ns,
     )
 
@@ -208,31 +212,6 @@ def _mean_experts(passes: Sequence[_Pass]) -> float:
 
 def _mean_overhead(passes: Sequence[_Pass]) -> float:
     return typical(times.terms_ns["overhead"] for _, times in passes)
-
-
-def _measure_cpu_experts(
-    loaded: LoadedModel, sites: Sequence[MoeSite], ids: Tensor, counts: Sequence[int]
-) -> list[float]:
-    """One layer's routed experts computed from host memory, by token count."""
-    site = sites[len(sites) // 2]
-    seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    handle = site.experts.register_forward_pre_hook(lambda _, args: seen.append(tuple(t.cpu() for t in args[:3])))
-    with torch.no_grad():
-        loaded.model(input_ids=ids, use_cache=False)
-    handle.remove()
-    hidden, index, weights = seen[0]
-    kernel, _ = stock_kernel(site.experts, loaded.model.config._experts_implementation)
-    host = SlotExperts(site.experts, {n: p.detach().cpu() for n, p in site.experts.named_parameters(recurse=False)})
-    result = []
-    for count in counts:
-        durations = []
-        for _ in range(15):
-            start_ns = time.perf_counter_ns()
-            with torch.no_grad():
-                kernel(host, hidden[:count], index[:count], weights[:count])
-            durations.append(time.perf_counter_ns() - start_ns)
-        result.append(typical(durations))
-    return result
 
 
 def _rate_for(ratio: float, compute_ns: float, bytes_per_token: int) -> float:

@@ -40,13 +40,14 @@ class LoadCosts(NamedTuple):
     wakeup_ns: tuple[float, ...]
     """Time lost after a stall: the waiting thread goes on late, and what runs next finds cold caches."""
     bytes_per_s: float
-    """What copies achieved."""
+    """What copies achieved: the median of their rates."""
 
 
 class _Measured(NamedTuple):
     """One run: steady decode passes, and all copies."""
 
     passes: list[PassRecord]
+    slowdown: float
     copies: list[CopySpan]
 
 
@@ -81,15 +82,14 @@ def measure_load_costs(
     uncached = _run(loaded, prompt, {"policy": "none", "budget_ratio": 1.0}, rate, latency_ns, reference_ns)
     first_ns, per_load_ns = _deciding([*cached, uncached])
     points = sorted(point for run in cached if (point := _waking(run)) is not None)
-    moved = sum(copy.num_bytes for copy in uncached.copies)
-    busy_ns = sum(copy.end_ns - copy.start_ns - latency_ns for copy in uncached.copies)
+    rates = [copy.num_bytes / max(1, copy.end_ns - copy.start_ns - latency_ns) for copy in uncached.copies]
     return LoadCosts(
         first_ns,
         per_load_ns,
         _measure_prediction(loaded, prompt, rate, latency_ns, reference_ns, vectors_path),
         tuple(stall for stall, _ in points),
         tuple(wakeup for _, wakeup in points),
-        moved / busy_ns * 1e9,
+        median(rates) * 1e9,
     )
 
 
@@ -113,17 +113,17 @@ def _run(
             generate_offloaded(engine, loaded, prompt, _TOKENS, Sampling(ignore_eos=True))
         pairs = zip(engine.passes, around_passes(seen), strict=True)
         decode = [(record, probes) for record, probes in pairs if not record.is_prefill]
-        return _Measured(steady_only(decode, reference_ns), engine.link.spans)
+        return _Measured(*steady_only(decode, reference_ns), engine.link.spans)
 
 
 def _deciding(runs: Sequence[_Measured]) -> tuple[float, float]:
     """Bookkeeping once per layer that loads, and per load, from the medians by number of loads; beside the layers
     without loads of the same runs."""
-    by_loads: dict[int, list[int]] = {}
+    by_loads: dict[int, list[float]] = {}
     for run in runs:
         for record in run.passes:
             for times in record.layers:
-                by_loads.setdefault(times.num_loads, []).append(times.decided_ns - times.entered_ns)
+                by_loads.setdefault(times.num_loads, []).append((times.decided_ns - times.entered_ns) / run.slowdown)
     idle_ns = median(by_loads.pop(0, [0]))
     counts = np.array(sorted(by_loads), dtype=np.float64)
     if not len(counts):
@@ -155,7 +155,9 @@ def _waking(run: _Measured) -> tuple[float, float] | None:
         if free and stalled:
             stalls.append(fmean(stall for stall, _ in stalled))
             lost.append(fmean(after for _, after in stalled) - fmean(free))
-    return (median(stalls), max(0.0, median(lost))) if stalls and median(stalls) > 0 else None
+    if not stalls or median(stalls) <= 0:
+        return None
+    return median(stalls), max(0.0, median(lost)) / run.slowdown
 
 
 def _compute(record: PassRecord) -> Iterator[tuple[int, LayerTimes, int]]:
@@ -177,4 +179,5 @@ def _measure_prediction(
         if vectors_path is not None:
             raise
         return 0.0
-    return float(fmean(t.predicted_ns - t.decided_ns for record in run.passes[1:] for t in record.layers[:-1]))
+    spans_ns = [t.predicted_ns - t.decided_ns for record in run.passes[1:] for t in record.layers[:-1]]
+    return fmean(spans_ns) / run.slowdown

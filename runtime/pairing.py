@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,9 @@ from trace_capture.trace import Trace
 
 Progress = Callable[[int, int], None]
 Step = Callable[[str], Progress]
-MIN_COVERAGE, ENOUGH_COVERAGE = 0.25, 0.5
-"""Share of passes with an undisturbed run below which all runs count, and from which no further run is needed."""
+Candidate = tuple[OffloadConfig, HardwareProfile]
+_SPEED_STEPS = 4
+"""Speeds between the fastest and the slowest seen at which a candidate is replayed, to interpolate between."""
 EXACT_COUNTS = ("prefill_tokens", "decode_tokens", "lookups", "hits", "loads", "evictions", "bytes_loaded")
 """Figures of a run that the simulator gets exactly wherever no race decides."""
 
@@ -59,15 +59,20 @@ class Comparison:
     """One configuration, predicted once and measured some times with the same tokens.
 
     Attributes:
-        predicted: by replay.
+        predicted: by replay on the profile as it is.
         measured: live runs.
         family: strategy family.
-        steady: which decode passes ran on an undisturbed machine, bool [runs, decode passes].
+        at_speed_ns: every decode pass of every run as predicted for the speed that the machine had around that pass
+            (`runtime.steadiness`), float [runs, decode passes].
+        slowdown: how many times longer work took around the pass than in calibration, [runs, decode passes].
+        steady: whether the machine held its speed during the pass, bool [runs, decode passes].
     """
 
     predicted: Run
     measured: tuple[Run, ...]
     family: Family
+    at_speed_ns: npt.NDArray[np.float64]
+    slowdown: npt.NDArray[np.float64]
     steady: npt.NDArray[np.bool_]
 
     @property
@@ -76,36 +81,40 @@ class Comparison:
         return OffloadConfig.model_validate(self.predicted.info.config)
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether so few passes ran undisturbed that all runs of all passes are compared."""
-        return steady_coverage(self.steady) < MIN_COVERAGE
-
-    @cached_property
-    def compared(self) -> npt.NDArray[np.bool_]:
-        """Which decode passes are compared: those that ran undisturbed in some run; all where those are too few."""
-        covered: npt.NDArray[np.bool_] = np.any(self.steady, axis=0, keepdims=True)[0]
-        return np.ones_like(covered) if self.is_disturbed else covered
+    def predicted_tpot_ms(self) -> float:
+        """Time per output token as predicted for the machine's speed at the time of the runs."""
+        return self._compared_ms[0]
 
     @property
-    def predicted_tpot_ms(self) -> float:
-        """Predicted time per output token over the compared passes."""
-        return self._per_token_ms(self.predicted.token_ns)
+    def measured_tpot_ms(self) -> float:
+        """Measured time per output token: of every pass the run in which measured over predicted is the median, among
+        those during which the machine held its speed; then the mean over passes."""
+        return self._compared_ms[1]
+
+    @property
+    def run_tpot_ms(self) -> float:
+        """Time per output token of the runs as they were: the median of their means."""
+        return median(run.metrics.tpot_ms for run in self.measured)
 
     @cached_property
-    def measured_tpot_ms(self) -> float:
-        """Measured time per output token over the compared passes: of every pass the median over the runs in which it
-        was undisturbed, then the mean over passes."""
-        all_ns = np.array([run.token_ns for run in self.measured], dtype=np.float64)
-        if self.is_disturbed:
-            return self._per_token_ms(np.median(all_ns, axis=0))
-        all_ns[~self.steady] = np.nan
-        median_ns = np.zeros(all_ns.shape[1])
-        median_ns[self.compared] = np.nanmedian(all_ns[:, self.compared], axis=0)
-        return self._per_token_ms(median_ns)
-
-    def _per_token_ms(self, pass_ns: npt.NDArray[Any]) -> float:
-        tokens_per_pass = self.measured[0].metrics.decode_tokens / len(pass_ns)
-        return float(pass_ns[self.compared].mean()) / tokens_per_pass / 1e6
+    def _compared_ms(self) -> tuple[float, float]:
+        """Predicted and measured over the same passes of the same runs."""
+        measured_ns = np.array([run.token_ns for run in self.measured], dtype=np.float64)
+        predicted_sum = measured_sum = 0.0
+        passes = 0
+        for number in range(measured_ns.shape[1]):
+            runs = np.flatnonzero(self.steady[:, number])
+            if not len(runs):
+                continue
+            ratios = measured_ns[runs, number] / self.at_speed_ns[runs, number]
+            chosen = runs[np.argsort(ratios, kind="stable")[(len(runs) - 1) // 2]]
+            predicted_sum += self.at_speed_ns[chosen, number]
+            measured_sum += measured_ns[chosen, number]
+            passes += 1
+        if not passes:
+            return float(self.at_speed_ns.mean()) / 1e6, float(measured_ns.mean()) / 1e6
+        scale = measured_ns.shape[1] / passes / self.measured[0].metrics.decode_tokens / 1e6
+        return predicted_sum * scale, measured_sum * scale
 
     @property
     def measured_ttft_ms(self) -> float:
@@ -114,13 +123,13 @@ class Comparison:
 
     @property
     def error_ratio(self) -> float:
-        """Predicted over measured TPOT, less one."""
+        """Predicted over measured TPOT, less one, both at the speed of the machine at the time."""
         return self.predicted_tpot_ms / self.measured_tpot_ms - 1
 
     @property
     def run_error_ratio(self) -> float:
-        """The same over all passes of the first run, disturbed or not."""
-        return self.predicted.metrics.tpot_ms / self.measured[0].metrics.tpot_ms - 1
+        """The same as a user sees it: the prediction of the profile as it is over the runs as they were."""
+        return self.predicted.metrics.tpot_ms / self.run_tpot_ms - 1
 
     @property
     def ttft_error_ratio(self) -> float:
@@ -154,15 +163,16 @@ class Comparison:
         return Pair(
             id=self.predicted.info.label,
             family=self.family,
-            predicted_ms=self.predicted_tpot_ms,
-            measured_ms=self.measured_tpot_ms,
+            predicted_ms=predicted.tpot_ms,
+            measured_ms=self.run_tpot_ms,
             details={
-                "error_ratio": self.error_ratio,
-                "is_disturbed": self.is_disturbed,
-                "compared_ratio": float(self.compared.mean()),
-                "undisturbed_ratio": float(self.steady.mean()),
-                "predicted_all_passes_ms": predicted.tpot_ms,
-                "measured_all_passes_ms": each_ms,
+                "error_ratio": self.run_error_ratio,
+                "measured_each_ms": each_ms,
+                "at_speed_predicted_ms": self.predicted_tpot_ms,
+                "at_speed_measured_ms": self.measured_tpot_ms,
+                "at_speed_error_ratio": self.error_ratio,
+                "slowdown": float(self.slowdown.mean()),
+                "steady_ratio": float(self.steady.mean()),
                 "predicted_ttft_ms": predicted.ttft_ms,
                 "measured_ttft_ms": self.measured_ttft_ms,
                 "predicted_terms_ms": predicted.tpot_terms_ms,
@@ -182,18 +192,12 @@ class Comparison:
         return {name: median(run.metrics.tpot_terms_ms[name] for run in self.measured) for name in names}
 
 
-def steady_coverage(steady: npt.NDArray[np.bool_]) -> float:
-    """Share of passes that ran undisturbed in at least one run; `steady` is [runs, passes]."""
-    return float(np.logical_or.reduce(steady).mean())
-
-
 def predict_and_measure(
     loaded: LoadedModel,
     workload: Workload,
-    candidates: Sequence[tuple[OffloadConfig, HardwareProfile]],
+    candidates: Sequence[Candidate],
     *,
     repeats: int = 1,
-    more_repeats: int = 0,
     record_spans: bool = False,
     progress: Progress | None = None,
     step: Step | None = None,
@@ -208,7 +212,6 @@ def predict_and_measure(
         workload: what to predict and run.
         candidates: each with the profile that predicts it; the emulated link takes the configuration's rate.
         repeats: live runs of each.
-        more_repeats: at most so many further rounds, of the candidates with too few undisturbed passes.
         record_spans: keep timelines of both.
         progress: called with (live runs done, in all).
         step: instead, announces every live run, which then reports its prompts.
@@ -216,41 +219,52 @@ def predict_and_measure(
     Raises:
         TraceError: the live run makes other tokens than the trace has.
     """
-    predicted = [
-        simulate(workload.trace, hardware, config, record_spans=record_spans) for config, hardware in candidates
-    ]
-    measured: list[list[Run]] = [[] for _ in candidates]
-    steady: list[list[list[bool]]] = [[] for _ in candidates]
-    done, total = 0, repeats * len(candidates)
-    for repeat in range(repeats + more_repeats):
-        order = [
-            number
-            for number in range(len(candidates))
-            if repeat < repeats or steady_coverage(np.array(steady[number])) < ENOUGH_COVERAGE
-        ]
-        total += 0 if repeat < repeats else len(order)
+    trace = workload.trace
+    predicted = [simulate(trace, hardware, config, record_spans=record_spans) for config, hardware in candidates]
+    measured: list[list[tuple[Run, list[Probes]]]] = [[] for _ in candidates]
+    done = 0
+    for repeat in range(repeats):
+        order = range(len(candidates))
         for number in order if repeat % 2 == 0 else reversed(order):
-            run, flags = _run_live(loaded, workload, candidates[number], predicted[number], record_spans, step)
-            measured[number].append(run)
-            steady[number].append(flags)
+            measured[number].append(
+                _run_live(loaded, workload, candidates[number], predicted[number], record_spans, step)
+            )
             done += 1
             if progress is not None:
-                progress(done, total)
+                progress(done, repeats * len(candidates))
     return [
-        Comparison(before, tuple(after), strategy_family(config, workload.trace.shape), np.array(flags, dtype=np.bool_))
-        for before, after, flags, (config, _) in zip(predicted, measured, steady, candidates, strict=True)
+        _compare(trace, candidate, before, after)
+        for candidate, before, after in zip(candidates, predicted, measured, strict=True)
     ]
+
+
+def _compare(
+    trace: Trace, candidate: Candidate, predicted: Run, measured: Sequence[tuple[Run, list[Probes]]]
+) -> Comparison:
+    config, hardware = candidate
+    reference_ns = hardware.measured.probe_ns if hardware.measured else 0.0
+    slowdown = np.array([[each.slowdown(reference_ns) for each in probes] for _, probes in measured])
+    at_speed_ns = np.repeat(predicted.token_ns[None].astype(np.float64), len(measured), axis=0)
+    if hardware.measured is not None and reference_ns > 0:
+        speeds = np.linspace(slowdown.min(), slowdown.max(), _SPEED_STEPS)
+        costs = [hardware.model_copy(update={"measured": hardware.measured.slowed(speed)}) for speed in speeds]
+        passes_ns = np.array([simulate(trace, slowed, config, bounds=False).token_ns for slowed in costs])
+        for number in range(passes_ns.shape[1]):
+            at_speed_ns[:, number] = np.interp(slowdown[:, number], speeds, passes_ns[:, number])
+    steady = np.array([[each.is_steady for each in probes] for _, probes in measured])
+    family = strategy_family(config, trace.shape)
+    return Comparison(predicted, tuple(run for run, _ in measured), family, at_speed_ns, slowdown, steady)
 
 
 def _run_live(
     loaded: LoadedModel,
     workload: Workload,
-    candidate: tuple[OffloadConfig, HardwareProfile],
+    candidate: Candidate,
     predicted: Run,
     record_spans: bool,
     step: Step | None,
-) -> tuple[Run, list[bool]]:
-    """One live run, and which of its decode passes ran on an undisturbed machine."""
+) -> tuple[Run, list[Probes]]:
+    """One live run, and the machine's speed around its decode passes."""
     config, hardware = candidate
     probes: list[Probes] = []
     run = measure(
@@ -272,5 +286,4 @@ def _run_live(
             f"the live run of '{config.title}' made {len(run.token_ns)} decode passes and its trace has "
             f"{len(predicted.token_ns)}; capture the very prompts, seed and length that are run"
         )
-    reference_ns = hardware.measured.probe_ns if hardware.measured else 0.0
-    return run, [each.are_steady(reference_ns) for each in probes]
+    return run, probes

@@ -1,24 +1,24 @@
-"""Whether the machine ran at its usual speed: a short fixed piece of work, timed before every pass.
+"""How fast the machine ran: a short fixed piece of work, timed before every pass.
 
-On a shared machine a core may run half as fast again or slower for seconds, by what others do on the same silicon,
-which no statistic over a few runs takes out. The fixed work knows nothing of strategies, so what it says may decide
-which passes are compared.
+On a shared machine a core runs at one speed now and half as fast again a second later, by what others do on the same
+silicon, which no statistic over a few runs takes out. The fixed work knows nothing of strategies, so what it says may
+be used to bring times that were measured at different moments to one speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import nn
 
 Item = TypeVar("Item")
 
-TOLERANCE_RATIO = 0.12
-"""How far the fixed work may be off its reference on either side of a pass that counts as undisturbed."""
+TOLERANCE_RATIO = 0.2
+"""How far the fixed work before and after a pass may differ; beyond it the machine changed its speed meanwhile."""
 _ADDITIONS = 4_000
 
 
@@ -35,11 +35,14 @@ class Probes(NamedTuple):
     before_ns: int
     after_ns: int
 
-    def are_steady(self, reference_ns: float) -> bool:
-        """Whether both are as usual; always so where no reference is known (0)."""
-        if reference_ns <= 0:
-            return True
-        return all(abs(value / reference_ns - 1) <= TOLERANCE_RATIO for value in self)
+    @property
+    def is_steady(self) -> bool:
+        """Whether the machine ran at one speed from before the pass to after it."""
+        return abs(self.before_ns - self.after_ns) <= TOLERANCE_RATIO * min(self)
+
+    def slowdown(self, reference_ns: float) -> float:
+        """How many times longer work took than when the reference was measured; 1 where there is none (0)."""
+        return (self.before_ns + self.after_ns) / 2 / reference_ns if reference_ns > 0 else 1.0
 
 
 def probe_ns() -> int:
@@ -88,7 +91,17 @@ def reference_ns(probes: Sequence[Probes]) -> float:
     return float(median(each.before_ns for each in probes)) if probes else 0.0
 
 
-def steady_only(items: Sequence[tuple[Item, Probes]], reference_ns: float) -> list[Item]:
-    """Items whose probes are steady; all of them where fewer than a quarter are, since few are worse than disturbed."""
-    steady = [item for item, probes in items if probes.are_steady(reference_ns)]
-    return steady if 4 * len(steady) >= len(items) else [item for item, _ in items]
+class AtSpeed(NamedTuple, Generic[Item]):
+    """Items measured while the machine held its speed, and how slow it was for them on average."""
+
+    items: list[Item]
+    slowdown: float
+
+
+def steady_only(items: Sequence[tuple[Item, Probes]], reference_ns: float) -> AtSpeed[Item]:
+    """Items during which the machine held its speed; all of them where fewer than a quarter are, since few are worse
+    than disturbed. Times of theirs over `slowdown` are at the reference's speed."""
+    steady = [item for item in items if item[1].is_steady]
+    chosen = steady if 4 * len(steady) >= len(items) else list(items)
+    slowdown = fmean(probes.slowdown(reference_ns) for _, probes in chosen) if chosen else 1.0
+    return AtSpeed([item for item, _ in chosen], slowdown)

@@ -107,8 +107,13 @@ class LiveValidation:
 
     @property
     def errors(self) -> list[float]:
-        """Absolute relative errors of TPOT."""
+        """Absolute relative errors of TPOT at the machine's speed at the time."""
         return [abs(comparison.error_ratio) for comparison in self.comparisons]
+
+    @property
+    def run_errors(self) -> list[float]:
+        """Absolute relative errors of TPOT as users see them, changes of the machine's speed included."""
+        return [abs(comparison.run_error_ratio) for comparison in self.comparisons]
 
     @property
     def aims_met(self) -> bool:
@@ -143,7 +148,7 @@ def validate_live(
         hardware: a profile calibrated with this model, instead of calibrating.
         combinations: rows of the grid.
         max_new_tokens: per prompt.
-        repeats: live runs of each combination; up to as many again where the machine was disturbed too often.
+        repeats: live runs of each combination.
         seed: of sampling.
 
     Raises:
@@ -175,7 +180,6 @@ def validate_live(
             workload,
             [combination.candidate(hardware) for combination in combinations],
             repeats=repeats,
-            more_repeats=repeats,
             progress=step(f"run {len(combinations)} combinations {repeats} times"),
         )
     record = make_record(

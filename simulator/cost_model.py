@@ -72,9 +72,12 @@ class MeasuredCompute:
         return max(round(whole * experts / active), interpolate_ns(self._costs.tokens, self._costs.experts_ns, 1))
 
     def cpu_experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
-        """See `ComputeCosts`. The table's time by the share of experts."""
+        """See `ComputeCosts`. The table's time by the share of experts, beside what a layer costs in any case."""
+        if not experts:
+            return 0
         whole = interpolate_ns(self._costs.tokens, self._costs.cpu_experts_ns, tokens)
-        return round(whole * experts / active)
+        fixed_ns = min(self._costs.cpu_layer_ns, whole)
+        return round(fixed_ns + (whole - fixed_ns) * experts / active)
 
     def overhead_ns(self, tokens: int) -> int:
         """See `ComputeCosts`."""
@@ -160,6 +163,16 @@ class CostModel:
             self.compute = MeasuredCompute(measured)
         else:
             self.compute = RooflineCompute(profile, shape)
+
+    @property
+    def cpu_start_ns(self) -> int:
+        """Bookkeeping of handing experts to the CPU, beside that of any layer."""
+        return round(self._profile.measured.cpu_start_ns) if self.is_measured and self._profile.measured else 0
+
+    @property
+    def cpu_split_ns(self) -> int:
+        """Further time of the device's part of a layer of which another part runs on the CPU."""
+        return round(self._profile.measured.cpu_split_ns) if self.is_measured and self._profile.measured else 0
 
     def wakeup_ns(self, stall_ns: int) -> int:
         """Time lost after a stall: by its length where that was measured with this model, else the link's constant.

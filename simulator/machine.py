@@ -87,6 +87,7 @@ class Machine:
         self._serial = serial
         self._predict = predictions_of(trace, core.prefetch)
         self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
+        self._cpu_start_ns, self._cpu_split_ns = costs.cpu_start_ns, costs.cpu_split_ns
         self._wakeup_ns = lru_cache(maxsize=1 << 16)(costs.wakeup_ns)
         self._compute = costs.compute
         self._dense_parts_ns = costs.dense_parts_ns
@@ -201,6 +202,7 @@ class Machine:
                 self._wait(item, layer, wave.wait)
             if wave.experts:
                 experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
+                experts_ns += self._cpu_split_ns if self._cpu_end_ns else 0
                 self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
         if self._cpu_end_ns:
@@ -220,7 +222,7 @@ class Machine:
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
         self._began_ns = self._now
-        decide_ns = self._decide_ns(len(wave.loads))
+        decide_ns = self._decide_ns(len(wave.loads)) + (self._cpu_start_ns if wave.cpu_experts else 0)
         self._terms["decide"] += decide_ns
         self._now += decide_ns
         if wave.cpu_experts:

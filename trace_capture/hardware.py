@@ -121,7 +121,7 @@ class MeasuredCosts(BaseModel):
     experts_ns: tuple[float, ...]
     """One layer's routed experts on the device."""
     cpu_experts_ns: tuple[float, ...]
-    """One layer's routed experts on the CPU."""
+    """One layer's routed experts on the CPU, all of them, from their hand-over until they are back."""
     pass_overhead_ns: tuple[float, ...]
     """Per pass beside layers: embedding, head, sampling, generation loop."""
     decide_ns: float
@@ -136,6 +136,12 @@ class MeasuredCosts(BaseModel):
     """Decode passes behind the means."""
     decide_first_load_ns: float = 0.0
     """Further bookkeeping where anything is loaded, whatever the number of loads: the link is woken."""
+    cpu_layer_ns: float = 0.0
+    """The part of `cpu_experts_ns` that does not depend on how many of the layer's experts run there."""
+    cpu_start_ns: float = 0.0
+    """Further bookkeeping of a layer with experts on the CPU."""
+    cpu_split_ns: float = 0.0
+    """Further time of the device's part of a layer of which another part runs on the CPU."""
     stall_ns: tuple[float, ...] = ()
     """Lengths of stalls at which `wakeup_ns` was measured, rising; empty: `link.wakeup_ns` after every stall."""
     wakeup_ns: tuple[float, ...] = ()
@@ -143,6 +149,16 @@ class MeasuredCosts(BaseModel):
     probe_ns: float = 0.0
     """Duration of a fixed piece of work while this was measured, which tells later whether the machine runs at the
     same speed (`runtime.steadiness`); 0 where it was not."""
+
+    def slowed(self, ratio: float) -> MeasuredCosts:
+        """The same costs on a machine on which all of them take `ratio` times longer."""
+        decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "predict_ns")
+        on_cpu = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "probe_ns")
+        tables = ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns", "wakeup_ns")
+        changed: dict[str, Any] = {name: ratio * getattr(self, name) for name in decisions + on_cpu}
+        changed |= {name: tuple(ratio * value for value in getattr(self, name)) for name in tables}
+        changed["predict_by_source_ns"] = {name: ratio * value for name, value in self.predict_by_source_ns.items()}
+        return self.model_copy(update=changed)
 
     @model_validator(mode="after")
     def _tables_fit(self) -> MeasuredCosts:

@@ -138,7 +138,7 @@ def demo_rows(result: DemoResult) -> list[dict[str, Any]]:
             "error_band_ratio": band.half_width_ratio if band else None,
             "measured_tpot_ms": comparison.measured[0].metrics.tpot_ms,
             "error_ratio": comparison.run_error_ratio,
-            "undisturbed_ratio": float(comparison.steady.mean()),
+            "slowdown": float(comparison.slowdown.mean()),
             "decode_hit_rate": comparison.measured[0].metrics.decode_hit_rate,
             "predicted_decode_hit_rate": comparison.predicted.metrics.decode_hit_rate,
             "bytes_per_token": comparison.measured[0].metrics.bytes_per_token,
@@ -184,11 +184,10 @@ def _say_demo(result: DemoResult, rows: list[dict[str, Any]]) -> None:
         + (f" Expected of predictions: {band.text()}, on other prompts." if band else "")
     )
     console().print(table)
-    disturbed = 1 - min(row["undisturbed_ratio"] for row in rows)
-    if disturbed > 0.1:
-        say(
-            f"other work slowed this machine in up to {100 * disturbed:.0f} % of a run's passes, which is in the errors"
-        )
+    slowdowns = [row["slowdown"] for row in rows]
+    if max(slowdowns) > 1.1 or min(slowdowns) < 0.9:
+        span = f"{min(slowdowns):.2f} to {max(slowdowns):.2f} times"
+        say(f"fixed work took this machine {span} as long as in calibration, which is in the errors")
     say(f"tuned is: {result.tuned.config.label}")
     cost = engine_cost(result)
     per_layer, per_load = cost["decide_us_per_layer"], cost["decide_us_per_load"]

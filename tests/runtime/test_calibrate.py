@@ -123,3 +123,27 @@ def test_a_live_run_says_what_its_stalls_waited_for_and_which_prefetches_were_us
     assert run.metrics.link_busy_ms == pytest.approx(busy_ns / run.metrics.decode_tokens / 1e6, rel=1e-9)
     arrows = [event for event in perfetto_document([run])["traceEvents"] if event["ph"] == "f"]
     assert len(arrows) == len(used)
+
+
+def test_costs_of_a_slower_machine_are_all_longer_and_stalls_as_long(profile: HardwareProfile) -> None:
+    measured = profile.measured
+    assert measured is not None
+    before, after = measured.model_dump(), measured.slowed(2.0).model_dump()
+    same = {"model", "tokens", "samples", "stall_ns"}
+    for name, value in before.items():
+        factor = 1 if name in same else 2
+        if isinstance(value, dict):
+            assert after[name] == {key: 2 * each for key, each in value.items()}
+        elif isinstance(value, (tuple, list)):
+            assert list(after[name]) == [factor * each for each in value], name
+        else:
+            assert after[name] == (value if name in same else factor * value), name
+
+
+def test_costs_beside_the_link_are_told_from_layers_of_the_same_runs(profile: HardwareProfile) -> None:
+    measured = profile.measured
+    assert measured is not None and measured.probe_ns > 0
+    assert len(measured.stall_ns) == len(measured.wakeup_ns) >= 2
+    assert measured.stall_ns[-1] > 3 * measured.stall_ns[0], "rates of the link that differ by far"
+    assert 0 <= measured.cpu_layer_ns <= measured.cpu_experts_ns[0]
+    assert measured.decide_first_load_ns + measured.decide_per_load_ns > 0

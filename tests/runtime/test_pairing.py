@@ -32,28 +32,33 @@ def run_of(kind: Any, pass_ms: list[float], **config: Any) -> Run:
     return Run(info, np.array([round(1e6 * ms) for ms in pass_ms]))
 
 
-def comparison(measured: list[list[float]], steady: list[list[bool]], **config: Any) -> Comparison:
+def comparison(measured: list[list[float]], steady: list[list[bool]], speed: float = 1.0, **config: Any) -> Comparison:
     predicted = run_of("simulated", [10.0, 20.0, 30.0, 40.0], **config)
-    return Comparison(predicted, tuple(run_of("measured", each) for each in measured), "prefetch", np.array(steady))
+    at_speed = np.array([[1e7, 2e7, 3e7, 4e7]] * len(measured)) * speed
+    runs = tuple(run_of("measured", each) for each in measured)
+    return Comparison(predicted, runs, "prefetch", at_speed, np.full(at_speed.shape, speed), np.array(steady))
 
 
-def test_undisturbed_passes_alone_are_compared_on_both_sides() -> None:
-    runs = [[11.0, 99.0, 30.0, 99.0], [99.0, 99.0, 32.0, 44.0], [13.0, 99.0, 31.0, 99.0]]
+def test_passes_are_compared_in_the_runs_that_held_their_speed() -> None:
+    runs = [[11.0, 99.0, 30.0, 99.0], [99.0, 99.0, 36.0, 44.0], [13.0, 99.0, 31.0, 99.0]]
     steady = [[True, False, True, False], [False, False, True, True], [True, False, True, False]]
     found = comparison(runs, steady)
-    assert found.compared.tolist() == [True, False, True, True] and not found.is_disturbed
     assert found.predicted_tpot_ms == pytest.approx((10 + 30 + 40) / 3)
-    assert found.measured_tpot_ms == pytest.approx((12 + 31 + 44) / 3)
-    assert found.error_ratio == pytest.approx(80 / 87 - 1)
-    assert found.run_error_ratio == pytest.approx(25 / ((11 + 99 + 30 + 99) / 4) - 1)
+    assert found.measured_tpot_ms == pytest.approx((11 + 31 + 44) / 3), "of two runs the lower, of three the middle"
+    assert found.error_ratio == pytest.approx(80 / 86 - 1)
+    assert found.run_error_ratio == pytest.approx(25 / ((13 + 99 + 31 + 99) / 4) - 1), "as a user sees it"
+    assert found.pair().measured_ms == found.run_tpot_ms and found.pair().predicted_ms == 25
+    assert found.pair().details["at_speed_error_ratio"] == found.error_ratio
 
 
-def test_with_too_few_undisturbed_passes_all_count_and_it_is_said() -> None:
-    runs = [[10.0, 20.0, 30.0, 40.0], [10.0, 20.0, 30.0, 40.0], [90.0, 90.0, 90.0, 90.0]]
-    found = comparison(runs, [[False] * 4] * 3)
-    assert found.is_disturbed and found.compared.all()
-    assert found.measured_tpot_ms == pytest.approx(25), "the median over runs, pass by pass"
-    assert found.pair().details["is_disturbed"] is True
+def test_a_slower_machine_is_predicted_slower() -> None:
+    found = comparison([[15.0, 30.0, 45.0, 60.0]], [[True] * 4], speed=1.5)
+    assert found.error_ratio == pytest.approx(0) and found.run_error_ratio == pytest.approx(1 / 1.5 - 1)
+
+
+def test_without_a_steady_pass_everything_is_compared() -> None:
+    found = comparison([[10.0, 20.0, 30.0, 80.0]], [[False] * 4])
+    assert (found.predicted_tpot_ms, found.measured_tpot_ms) == pytest.approx((25, 35))
 
 
 @pytest.mark.parametrize(
@@ -72,15 +77,17 @@ def test_counts_must_be_equal_where_nothing_is_loaded_ahead_of_need(config: dict
     assert comparison([[1.0] * 4], [[True] * 4], **config).is_free_of_races is free
 
 
-def test_probes_are_steady_near_the_reference_on_both_sides() -> None:
-    assert Probes(100, 105).are_steady(100) and not Probes(100, 120).are_steady(100)
-    assert not Probes(80, 100).are_steady(100) and Probes(1, 1_000).are_steady(0)
-    series = [Probe(place, value) for place, value in enumerate((100, 150, 101))]
-    assert around_passes(series) == [(100, 150), (150, 101), (101, 101)]
-    assert reference_ns(around_passes(series)) == 101
-    assert steady_only(list(zip("abc", around_passes(series), strict=True)), 100) == ["c"]
-    few = [("a", Probes(1, 1))] * 5 + [("b", Probes(100, 100))]
-    assert len(steady_only(few, 100)) == 6, "a sixth is too few to stand for all"
+def test_probes_tell_speed_and_whether_it_was_held() -> None:
+    assert Probes(100, 115).is_steady and not Probes(100, 150).is_steady and not Probes(150, 100).is_steady
+    assert Probes(150, 150).is_steady, "slow, but at one speed"
+    assert Probes(100, 120).slowdown(100) == pytest.approx(1.1) and Probes(1, 9).slowdown(0) == 1
+    series = [Probe(place, value) for place, value in enumerate((100, 150, 151))]
+    assert around_passes(series) == [(100, 150), (150, 151), (151, 151)]
+    assert reference_ns(around_passes(series)) == 150
+    items, slowdown = steady_only(list(zip("abc", around_passes(series), strict=True)), 100)
+    assert items == ["b", "c"] and slowdown == pytest.approx((150.5 + 151) / 200)
+    few = [("a", Probes(1, 9))] * 5 + [("b", Probes(100, 100))]
+    assert len(steady_only(few, 100).items) == 6, "a sixth is too few to stand for all"
 
 
 def test_every_pass_of_a_model_is_probed_and_the_hook_goes_away(loaded: LoadedModel) -> None:
@@ -124,6 +131,7 @@ def test_counts_of_every_run_are_those_predicted(loaded: LoadedModel, workload: 
         assert counts["loads"] > 0 and counts["decode_tokens"] == 10
     assert [each.family for each in found] == ["expert_cache", "prefetch"]
     assert found[1].predicted.metrics.prefetch_loads > 0
+    assert (found[0].slowdown == 1).all() and found[0].predicted_tpot_ms == found[0].predicted.metrics.tpot_ms
     first = found[0].measured[0].metrics
     first.loads += 1
     assert found[0].count_differences() == {"loads": (first.loads - 1, [first.loads, first.loads - 1])}
@@ -147,6 +155,7 @@ def calibrated(model: str) -> HardwareProfile:
         decide_ns=3e4,
         decide_per_load_ns=2e4,
         predict_ns=1e5,
+        probe_ns=1e4,
     )
     return make_hardware(bytes_per_s=1e8, latency_ns=1000, measured=costs)
 
@@ -174,6 +183,9 @@ def test_validation_writes_a_record_and_the_profile_gets_its_band(loaded: Loaded
     assert record == result.record and record.hardware_digest == result.hardware.digest
     assert [pair.family for pair in record.pairs] == ["expert_cache", "on_demand", "prefetch", "layer_split"]
     assert result.hardware.error_band == record.band("any") and record.band("any").count == 4
+    for each in result.comparisons:
+        assert each.slowdown.min() > 1, "the profile claims a machine that is faster than any"
+        assert each.at_speed_ns.min() > each.predicted.token_ns.min()
     rates = [pair.details["config"]["device"]["h2d_bytes_per_s"] for pair in record.pairs]
     assert rates[0] < rates[2] < rates[1], "the three link speeds are live"
     with pytest.raises(ProfileError, match="was not calibrated with"):

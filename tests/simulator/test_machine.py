@@ -228,3 +228,25 @@ def test_recording_spans_changes_nothing() -> None:
     assert sum(parts.values()) == pytest.approx(with_spans.metrics.tpot_terms_ms["stall"], rel=1e-12)
     assert without.metrics == with_spans.metrics.model_copy(update={"stall_parts_ms": {}, "dense_parts_ms": {}})
     assert without.info.bounds == {} and with_spans.info.bounds["max_ms"] <= with_spans.metrics.tpot_ms
+
+
+def test_time_lost_after_a_stall_follows_its_length() -> None:
+    """In proportion below the shortest measured stall, between its neighbours, and constant beyond the longest."""
+    costs = {"stall_ns": (1000.0, 3000.0), "wakeup_ns": (100.0, 300.0)}
+    hardware = make_hardware(wakeup_ns=WAKEUP, measured=make_measured(**costs))
+    found = []
+    for size in (500, 2000, 9000):
+        config = make_config("none", budget_bytes=size)
+        run = simulate(one_expert_trace(1, size), hardware, config)
+        found.append(run.token_ns[0] - (OVERHEAD + DENSE + DECIDE + PER_LOAD + size + EXPERTS))
+    assert found == [50, 200, 300]
+
+
+def test_the_first_load_of_a_layer_costs_more_than_the_next() -> None:
+    hardware = make_hardware(measured=make_measured(decide_first_load_ns=77.0))
+    plain = make_hardware(measured=make_measured())
+    shape = make_shape(layers=2, top_k=3)
+    trace = decode_trace(shape, [[[4, 5, 6], [1, 2, 3]], [[4, 5, 6], [1, 2, 3]]])
+    config = make_config(budget_bytes=8000)
+    extra = simulate(trace, hardware, config).token_ns - simulate(trace, plain, config).token_ns
+    assert extra.tolist() == [2 * 77, 0]
