@@ -17,6 +17,7 @@ from simulator.policies.prefetch import PREFETCH_POLICIES, make_prefetch_policy
 from simulator.replay import simulate
 from simulator.slot_split import SlotSplit, split_slots
 from simulator.tune_cpu import num_with_cpu_misses, with_cpu_layers, with_cpu_misses
+from simulator.validation.families import strategy_family
 from trace_capture.errors import TraceError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
@@ -262,6 +263,7 @@ def _verdict(
         hardware_digest=hardware.digest,
         predicted_tpot_ms=chosen.metrics.tpot_ms,
         predicted_hit_rate=chosen.metrics.decode_hit_rate,
+        family=strategy_family(config, trace.shape),
         error_band=chosen.info.error_band,
         candidates=len(candidates),
         versions=software_versions("simpy", "pulp", "highspy"),

@@ -15,7 +15,7 @@ from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, Prompt
 
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
-    from simulator.policies.config import Provenance
+    from simulator.policies.config import OffloadConfig, Provenance
     from trace_capture.run import Run
 
 
@@ -38,6 +38,9 @@ def run_command(
     stream: Stream = None,
     warmup: Warmup = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Validation record (JSON) to append what was promised and measured to.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a model with its experts offloaded: text, speed, hit rate, and predicted beside measured.
@@ -72,6 +75,8 @@ def run_command(
         )
     if out is not None:
         run.save(out, "measured")
+    if record is not None:
+        _append_promise(record, chosen, run)
     promised = chosen.provenance
     if as_json:
         predicted = {"predicted_tpot_ms": promised.predicted_tpot_ms} if promised else {}
@@ -82,6 +87,8 @@ def run_command(
     say_run(run)
     if promised is not None:
         _say_promise(promised, run)
+    if record is not None:
+        say(f"{record}: appended what was promised and measured")
     say_next("moe-studio capture --predict quasi-hidden --out t.parquet, then tune, for a configuration of your own")
 
 
@@ -113,6 +120,12 @@ def demo_command(
         say_json({"folder": str(out), "strategies": rows, "engine": engine_cost(result)})
         return
     _say_demo(result, rows)
+
+
+def _append_promise(path: Path, config: OffloadConfig, run: Run) -> None:
+    from simulator.validation.promises import record_promise
+
+    record_promise(path, config, run, f"moe-studio run --model {run.info.model} --config CONFIG --record {path.name}")
 
 
 def _say_promise(promised: Provenance, run: Run) -> None:

@@ -239,6 +239,8 @@ class Provenance(BaseModel):
     predicted_tpot_ms: float
     """On held-out tokens of the trace."""
     predicted_hit_rate: float
+    family: str = "any"
+    """Strategy family, by `simulator.validation.families`."""
     error_band: ErrorBand | None = None
     candidates: int = 0
     """Configurations that were simulated."""

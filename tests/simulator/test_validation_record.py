@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.policies.config import OffloadConfig, parse_config
+from simulator.validation.promises import record_promise
 from simulator.validation.record import MIN_COUNT, Pair, ValidationRecord, make_record
 from trace_capture.band import COVERAGE, ErrorBand, band_of
-from trace_capture.errors import TraceError
+from trace_capture.errors import ConfigError, TraceError
+from trace_capture.run import Metrics, Run, RunInfo
 
 
 def pairs(family: str, ratios: list[float]) -> list[Pair]:
@@ -105,3 +108,45 @@ def test_a_band_says_its_sides_and_what_is_behind_it() -> None:
     assert ErrorBand(low_ratio=0.96, high_ratio=1.05, count=12).text() == "-4.0 % to +5.0 %, from 12 measurements"
     assert ErrorBand(low_ratio=0.7, high_ratio=1.4).text() == "-30 % to +40 %"
     assert ErrorBand(low_ratio=0.7, high_ratio=1.4).half_width_ratio == pytest.approx(0.4)
+
+
+def promising(**changes: object) -> OffloadConfig:
+    provenance = {
+        "model": "m",
+        "trace_digest": "sha256:1",
+        "hardware": "h",
+        "hardware_digest": "sha256:2",
+        "predicted_tpot_ms": 20.0,
+        "predicted_hit_rate": 0.5,
+        "family": "prefetch",
+    }
+    return parse_config({"cache": {"budget_ratio": 0.5}, "provenance": provenance | changes})
+
+
+def measured_run(tpot_ms: float) -> Run:
+    metrics = Metrics(tpot_ms=tpot_ms, decode_tokens=3)
+    info = RunInfo(kind="measured", label="x", emulated=True, model="m", hardware="this machine", metrics=metrics)
+    return Run(info, np.array([1, 2, 3]))
+
+
+def test_promises_are_appended_to_a_record_of_their_machine_and_model(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    record_promise(path, promising(), measured_run(25.0), "moe-studio run")
+    record_promise(path, promising(family="on_demand"), measured_run(16.0), "another")
+    record = ValidationRecord.load(path)
+    assert [(pair.family, pair.error_ratio) for pair in record.pairs] == [
+        ("prefetch", 20 / 25 - 1),
+        ("on_demand", 0.25),
+    ]
+    assert (record.model, record.hardware_digest, record.emulated) == ("m", "sha256:2", True)
+    assert record.command == "moe-studio run" and record.band("any").count == 2
+    before = path.read_bytes()
+    for config, run, error, words in (
+        (parse_config({"cache": {"budget_ratio": 0.5}}), measured_run(20), ConfigError, "promises a time per token"),
+        (promising(model="other"), measured_run(20), ConfigError, "for other, and m was run"),
+        (promising(hardware_digest="sha256:3"), measured_run(20), TraceError, "has hardware_digest 'sha256:2'"),
+        (promising(), measured_run(0), TraceError, "decoded no token"),
+    ):
+        with pytest.raises(error, match=words):
+            record_promise(path, config, run, "c")
+    assert path.read_bytes() == before
