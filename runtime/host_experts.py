@@ -3,7 +3,9 @@
 On a machine with a GPU that is what it says. With the emulated device, "device" and CPU are two threads of one
 processor: results, decisions and the order of events are real, and so is the overlap as far as there are two idle cores
 and memory to feed both; but the device is as slow as the CPU and takes cycles and bandwidth from it, so what such a run
-shows is that the parts run at the same time and what that hides, not what a GPU would gain.
+shows is that the parts run at the same time and what that hides, not what a GPU would gain. Products run without the
+interpreter lock and everything between them with it, so small experts, which are mostly "between", slow each other
+down; `tests/benchmarks/cpu_beside_device.py` shows both sizes.
 """
 
 from __future__ import annotations
@@ -24,8 +26,6 @@ from trace_capture.hooks import MoeSite
 
 _HOST_KERNELS = (None, "eager", "grouped_mm", "batched_mm")
 """Implementations of transformers that run on a CPU."""
-_SPIN_NS = 20_000_000
-"""Waits up to this long are spun through, as for copies: a core that slept is cold."""
 
 
 @dataclass(eq=False)
@@ -88,10 +88,7 @@ class HostExperts:
         Raises:
             HostError: it failed.
         """
-        until_ns = time.perf_counter_ns() + _SPIN_NS
-        while not job.done.is_set() and time.perf_counter_ns() < until_ns:
-            time.sleep(0)
-        job.done.wait()
+        job.done.wait()  # not spun through as copies are: a spinning thread takes the interpreter lock from the other
         if job.error is not None or job.outputs is None:
             raise HostError(f"running experts of MoE layer {job.layer} on the CPU failed: {job.error}") from job.error
         return job.outputs
