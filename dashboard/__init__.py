@@ -10,17 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dashboard.app import create_app, serve
+    from dashboard.app import create_app
     from dashboard.report import write_report
+    from dashboard.server import serve
 
 __all__ = ["create_app", "serve", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("create_app", "serve"):
-        from dashboard import app
+    if name == "create_app":
+        from dashboard.app import create_app
 
-        return getattr(app, name)
+        return create_app
+    if name == "serve":
+        from dashboard.server import serve
+
+        return serve
     if name == "write_report":
         from dashboard.report import write_report
 

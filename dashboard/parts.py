@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from dashboard.address import Query
+from dashboard.data import Snapshot
 from dashboard.figures import empty_figure
 from dashboard.summary import Card
 from dashboard.table import COLUMN_GROUPS, TABLE_NOTE, Cell, cells
+from dashboard.texts import MISSING
 from dashboard.views import Comparison
 
+MAX_GRID_ROWS = 12
+"""Longer tables scroll in themselves."""
 GRAPH_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
@@ -29,6 +36,40 @@ def graph(graph_id: str, label: str) -> Any:
     """A figure that a callback fills; `label` is what a screen reader says."""
     figure = dcc.Graph(id=graph_id, figure=empty_figure(""), config=GRAPH_CONFIG)
     return html.Div(figure, role="figure", className="graph", **{"aria-label": label})
+
+
+def grid(grid_id: str, label: str, columns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Any:
+    """A table that can be sorted and filtered, by keyboard too; dark where the page is."""
+    options = {
+        "domLayout": "autoHeight" if len(rows) <= MAX_GRID_ROWS else "normal",
+        "enableCellTextSelection": True,
+        "ensureDomOrder": True,
+        "suppressColumnVirtualisation": True,
+        "tooltipShowDelay": 300,
+    }
+    table = dag.AgGrid(
+        id=grid_id,
+        columnDefs=list(columns),
+        rowData=list(rows),
+        defaultColDef={"sortable": True, "filter": True, "resizable": True},
+        dashGridOptions=options,
+        style={"height": None if len(rows) <= MAX_GRID_ROWS else "460px", "width": "100%"},
+    )
+    return html.Div(table, role="region", className="grid", **{"aria-label": label})
+
+
+def number_column(field: str, heading: str, digits: int) -> dict[str, Any]:
+    """A column of numbers that sorts by value and shows `digits` places; a dash where there is none."""
+    shown = f"params.value == null ? '{MISSING}' : d3.format(',.{digits}f')(params.value)"
+    return {
+        "field": field,
+        "headerName": heading,
+        "type": "rightAligned",
+        "filter": "agNumberColumnFilter",
+        "valueFormatter": {"function": shown},
+        "width": 150,
+        "wrapHeaderText": True,
+    }
 
 
 def card(content: Card) -> Any:
@@ -81,3 +122,19 @@ def _cell(cell: Cell) -> Any:
     remark = [html.Div(cell.remark, className="remark")] if cell.remark else []
     value = {} if cell.value is None else {"data-value": repr(cell.value)}
     return html.Td([html.Span(cell.text), *remark], **value)
+
+
+def trace_select(select_id: str, snapshot: Snapshot, query: Query) -> Any:
+    """A choice of the folder's traces, set to the one that the address names in `trace`."""
+    names = [item.name for item in snapshot.traces]
+    chosen = snapshot.named_trace(query.get("trace"))
+    return dmc.Select(
+        id=select_id,
+        label="Trace",
+        data=names,
+        value=chosen.name if chosen is not None else None,
+        allowDeselect=False,
+        disabled=not names,
+        placeholder="no trace in this folder",
+        className="control",
+    )

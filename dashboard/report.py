@@ -69,6 +69,7 @@ def report_html(snapshot: Snapshot) -> str:
     comparison = views.compare(snapshot.runs)
     terms = views.tpot_terms(snapshot.runs)
     load = views.expert_load(snapshot.trace)
+    tuned = snapshot.tuned
     sections = [
         _problems(snapshot.problems),
         _cards(summary.summary_cards(snapshot)),
@@ -80,7 +81,7 @@ def report_html(snapshot: Snapshot) -> str:
         _section("What a token's time is made of", terms.sentence, _figure(figures.tpot_terms(terms), "terms")),
         _section("Which experts the tokens went to", load.sentence, _figure(figures.load_heat_map(load), "load")),
         *_timelines(snapshot),
-        _section("Tuned configuration", "" if snapshot.tuned else views.NO_TUNED, _code(snapshot.tuned)),
+        _section("Tuned configuration", "" if tuned else views.NO_TUNED, _code(tuned.text if tuned else None)),
         _section("Where these numbers come from", "", _provenance(snapshot)),
     ]
     return _document("\n".join(part for part in sections if part), any(run.run.info.emulated for run in snapshot.runs))

@@ -25,7 +25,7 @@ def dashboard_command(
 
     Example: moe-studio dashboard studio-demo
     """
-    from dashboard.app import serve
+    from dashboard.server import serve
 
     serve(folder, host=host, port=port)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dashboard.server import bind_server
 from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, Quantity
 from trace_capture.model_shape import ModelShape
 from trace_capture.run import Metrics, Run, RunInfo, Span
@@ -195,3 +200,95 @@ def folder(
         'label = "tuned"\n\n[cache]\npolicy = "lfu"\nbudget_ratio = 0.5\n', encoding="utf-8"
     )
     return place
+
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """One Chromium for all tests."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        reason = "no Chromium found; install it with 'apt-get install chromium'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    if os.environ.get("CI") != "true":
+        pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it is in the extra 'test'")
+    from playwright import sync_api as playwright
+
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go: the folder named by MOE_STUDIO_SCREENSHOTS, else pytest's temporary one."""
+    named = os.environ.get("MOE_STUDIO_SCREENSHOTS")
+    place = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    place.mkdir(parents=True, exist_ok=True)
+    print(f"screenshots: {place}")
+    return place
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[str]:
+    server = bind_server(folder, port=0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[[Path], object]:
+    """A context manager that serves a folder and gives the address, without a slash at its end."""
+    return _serving
+
+
+@pytest.fixture(scope="session")
+def address(folder: Path) -> Iterator[str]:
+    """The folder of all tests, served once."""
+    with _serving(folder) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def visit(browser: object) -> Iterator[Callable[..., object]]:
+    """A context manager that opens an address and gives the Playwright page. When left well, it asserts that the
+    console stayed quiet, no request failed, and nothing came from elsewhere."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})  # type: ignore[attr-defined]
+
+    @contextmanager
+    def open_page(place: str, wait_for: str, *, width: int = 1280, scheme: str = "light") -> Iterator[object]:
+        page = context.new_page()
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        complaints: list[str] = []
+        home = "/".join(place.split("/")[:3])
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("response", lambda r: complaints.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith((home, "data:", "blob:", "file:")) else complaints.append(r.url),
+        )
+        try:
+            page.goto(place)
+            page.wait_for_selector(wait_for, state="attached", timeout=30_000)
+            yield page
+        finally:
+            page.evaluate("window.localStorage.clear()")
+            page.close()
+        assert complaints == []
+
+    yield open_page
+    context.close()

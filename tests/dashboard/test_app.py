@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 import dashboard
-from dashboard.app import PAGES, bind_server, create_app, render_page, serve
+from dashboard.app import PAGES, create_app, render_page
 from dashboard.data import Workspace
-from dashboard.pages import overview
+from dashboard.pages import routing, timeline
+from dashboard.server import bind_server, serve
 from trace_capture.errors import StudioError
 
 
@@ -37,27 +40,44 @@ def test_two_apps_do_not_share_callbacks(folder: Path, tmp_path: Path) -> None:
 def test_every_page_renders_for_a_full_and_an_empty_folder(folder: Path, tmp_path: Path) -> None:
     for place in (folder, tmp_path):
         for page in PAGES:
-            assert text_of(render_page(Workspace(place).read(), page.path, "?run=nonsense&from=x&layer=-1&phase=?"))
+            assert text_of(
+                render_page(Workspace(place).read(), page.path, "?run=nonsense&passes=x,-1&layer=-1&phase=?")
+            )
 
 
 def test_an_unknown_address_says_so(folder: Path) -> None:
     assert "no page /x" in text_of(render_page(Workspace(folder).read(), "/x", ""))
 
 
+def values_of(page: list[object]) -> dict[str, object]:
+    """Values of a page's controls by their ids."""
+    found = {}
+    for part in page:
+        for item in getattr(part, "_traverse", list)():
+            if isinstance(getattr(item, "id", None), str) and hasattr(item, "value"):
+                found[item.id] = item.value
+    return found
+
+
 def test_the_address_sets_the_controls(folder: Path) -> None:
-    page = render_page(Workspace(folder).read(), "/", "?run=lru-predicted&from=5&to=900&layer=3&phase=decode")
-    values = {item.id: item.value for item in page._traverse() if getattr(item, "id", None) in CONTROLS}
-    assert values == {
-        overview.RUN: "lru-predicted", overview.PASSES: [5, 30], overview.LAYER: "3", overview.PHASE: "decode",
-    }  # fmt: skip
+    snapshot = Workspace(folder).read()
+    values = values_of(render_page(snapshot, "/timeline", "?run=lru-predicted&passes=5,900"))
+    assert (values[timeline.RUN], values[timeline.PASSES]) == ("lru-predicted", [5, 30])
+    values = values_of(render_page(snapshot, "/routing", "?trace=trace.parquet&layer=3&phase=decode"))
+    assert (values[routing.TRACE], values[routing.LAYER], values[routing.PHASE]) == ("trace.parquet", "3", "decode")
 
 
-CONTROLS = (overview.RUN, overview.PASSES, overview.LAYER, overview.PHASE)
+@pytest.mark.parametrize("name", ["../secret.parquet", "/etc/passwd", "..%2Fsecret.parquet", "absent.parquet"])
+def test_an_address_names_files_of_the_folder_alone(folder: Path, name: str) -> None:
+    shutil.copy(folder / "trace.parquet", folder.parent / "secret.parquet")
+    values = values_of(render_page(Workspace(folder).read(), "/routing", f"?trace={name}"))
+    assert values[routing.TRACE] == "trace.parquet"
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     text = text_of(render_page(Workspace(tmp_path).read(), "/", ""))
-    assert "moe-studio tune" in text and "no run with a timeline" in text
+    assert "moe-studio tune" in text
+    assert "no run with a timeline" in text_of(render_page(Workspace(tmp_path).read(), "/timeline", ""))
 
 
 def test_a_damaged_run_is_shown_as_text(tmp_path: Path) -> None:
@@ -112,6 +132,20 @@ def test_the_server_answers_with_local_resources_alone(folder: Path) -> None:
         thread.join()
         server.server_close()
     assert "http://" not in html and "https://" not in html and '<html lang="en">' in html
+
+
+def test_a_foreign_name_for_this_machine_is_refused(serving, folder: Path) -> None:
+    """DNS rebinding: a web site whose name was made to point here must not read or write the folder."""
+    with serving(folder) as address:
+        port = address.rpartition(":")[2]
+        for name, status in (("evil.example", 403), (f"evil.example:{port}", 403), (f"localhost:{port}", 200)):
+            request = urllib.request.Request(address, headers={"Host": name})
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    assert answer.status == status
+            except urllib.error.HTTPError as error:
+                assert error.code == status and b"answers to 127.0.0.1" in error.read()
+                error.close()
 
 
 def test_public_names_load_when_asked_for() -> None:

@@ -1,194 +1,155 @@
-"""The application and the report in a real Chromium.
-
-Screenshots go to the folder named by MOE_STUDIO_SCREENSHOTS, else to pytest's temporary folder; the path is printed.
-"""
+"""The shell, the overview and the report in a real Chromium."""
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dashboard.app import bind_server
+from dashboard.app import PAGES
 from dashboard.report import write_report
 from dashboard.texts import format_number
 from trace_capture.run import Run
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-BAR = "#overview-timeline .barlayer .point"
+Visit = Callable[..., object]
+DRAWN = {
+    "Overview": "#overview-comparison .barlayer .point",
+    "Routing": "#routing-load .heatmaplayer image",
+    "Timeline": "#timeline-figure .barlayer .point",
+}
+"""Per page, what there is once it has drawn its figures."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        reason = "no Chromium found; install it with 'apt-get install chromium'"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    if os.environ.get("CI") != "true":
-        pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it is in the extra 'test'")
-    from playwright import sync_api as playwright
-
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    named = os.environ.get("MOE_STUDIO_SCREENSHOTS")
-    place = Path(named) if named else tmp_path_factory.mktemp("screenshots")
-    place.mkdir(parents=True, exist_ok=True)
-    print(f"screenshots: {place}")
-    return place
-
-
-def serve_in_thread(folder: Path) -> Iterator[str]:
-    server = bind_server(folder, port=0)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    yield from serve_in_thread(folder)
-
-
-class Visit:
-    """A page that was opened, with everything that went wrong on it."""
-
-    def __init__(self, browser, address: str, *, width: int = 1280, scheme: str = "light", wait_for: str = BAR) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.foreign: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("response", lambda r: self.complaints.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-        home = address.split("?")[0]
-        self.page.on(
-            "request",
-            lambda r: None if r.url.startswith((home, "data:", "blob:", "file:")) else self.foreign.append(r.url),
-        )
-        self.page.goto(address)
-        self.page.wait_for_selector(wait_for, state="attached", timeout=30_000)
-
-    def __enter__(self) -> Visit:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.context.close()
-        if kind is None:
-            assert self.complaints == [] and self.foreign == []
-
-    def bars(self) -> int:
-        return self.page.locator(BAR).count()
-
-    def wait_until_bars_differ(self, before: int) -> None:
-        self.page.wait_for_function(
-            "([selector, before]) => document.querySelectorAll(selector).length !== before", arg=[BAR, before]
-        )
-
-
-def test_the_page_shows_the_measured_numbers(browser, address: str, folder: Path) -> None:
-    with Visit(browser, address) as visit:
-        assert visit.page.title() == "MoE Offload Studio"
+def test_the_overview_shows_the_measured_numbers(visit, address: str, folder: Path) -> None:
+    with visit(f"{address}/", DRAWN["Overview"]) as page:
+        assert page.title() == "Overview · MoE Offload Studio"
         for label, name in (("on-demand", "on-demand"), ("tuned", "tuned"), ("LRU, half of the experts", "lru")):
             expected = Run.load(folder / f"{name}-measured.run.json").metrics.tpot_ms
-            row = visit.page.locator("#overview-table tbody tr").filter(has_text=label)
+            row = page.locator("#overview-table tbody tr").filter(has_text=label)
             cell = row.locator("td").nth(3)
             assert cell.inner_text() == format_number(expected)
             assert float(cell.get_attribute("data-value")) == expected
             assert "emulated link" in row.inner_text()
-        assert visit.page.locator(".js-plotly-plot").count() == 5
-        assert visit.page.locator("#overview-load .heatmaplayer image").count() == 1
 
 
-def test_the_controls_change_the_figures_and_the_address(browser, address: str) -> None:
-    with Visit(browser, address) as visit:
-        page = visit.page
-        before = visit.bars()
-        page.get_by_role("slider", name="Last pass").focus()
-        for _ in range(4):
-            page.keyboard.press("ArrowRight")
-        visit.wait_until_bars_differ(before)
-        page.wait_for_function("document.querySelector('#overview-timeline-note').innerText.includes('Passes 1 to 7')")
-        assert "to=7" in page.url
-        before = visit.bars()
-        page.locator("#overview-run").click()
-        page.get_by_role("option", name="on-demand, predicted (emulated link)").click()
-        visit.wait_until_bars_differ(before)
-        assert "run=on-demand-predicted" in page.url
-        note = page.locator("#overview-load-note").inner_text()
-        page.get_by_text("prefill", exact=True).click()
-        page.wait_for_function("before => document.querySelector('#overview-load-note').innerText !== before", arg=note)
-        page.locator("#overview-layer").click()
-        page.get_by_role("option", name="layer 4").click()
-        page.wait_for_selector("#overview-layer-load text:has-text('expert of decoder layer 4')")
-        shown = page.url
-    with Visit(browser, shown) as visit:
-        assert visit.page.locator("#overview-run").input_value() == "on-demand, predicted (emulated link)"
-        assert visit.page.locator("#overview-layer").input_value() == "layer 4"
+def test_the_table_of_files_sorts_and_filters(visit, address: str, folder: Path) -> None:
+    cells = "#overview-files .ag-center-cols-container [col-id=tpot_ms]"
+    with visit(f"{address}/", cells) as page:
+        page.locator("#overview-files .ag-header-cell[col-id=tpot_ms] .ag-header-cell-text").click()
+        page.locator("#overview-files .ag-header-cell[col-id=tpot_ms] .ag-header-cell-text").click()
+        slowest = max(Run.load(path).metrics.tpot_ms for path in folder.glob("*.run.json"))
+        page.wait_for_function(
+            "([cells, text]) => document.querySelectorAll('#overview-files [row-index=\"0\"] [col-id=tpot_ms]')[0]"
+            "?.innerText === text",
+            arg=[cells, f"{slowest:.2f}"],
+        )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_looks(browser, address: str, screenshots: Path, scheme: str, width: int) -> None:
-    with Visit(browser, address, width=width, scheme=scheme) as visit:
-        page = visit.page
-        assert page.locator("html").get_attribute("data-mantine-color-scheme") == scheme
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.wait_for_timeout(500)
-        page.screenshot(path=screenshots / f"overview-{scheme}-{width}.png", full_page=True)
+@pytest.mark.parametrize("title", [page.title for page in PAGES])
+def test_looks(visit, address: str, screenshots: Path, title: str) -> None:
+    path = next(page.path for page in PAGES if page.title == title)
+    with visit(f"{address}{path}", DRAWN[title]) as page:
+        assert page.locator("h1").inner_text() == title
+        unnamed = "[...document.querySelectorAll('#page input, #page button, #page [role=slider]')].filter(e => "
+        unnamed += "e.offsetParent && !(e.ariaLabel || e.labels?.length || e.innerText || e.title || "
+        unnamed += "e.getAttribute('aria-labelledby') || ['hidden', 'file'].includes(e.type))).map(e => e.outerHTML)"
+        assert page.evaluate(unnamed) == []
+        for scheme in ("light", "dark"):
+            page.wait_for_selector(f"html[data-mantine-color-scheme={scheme}]", state="attached")
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.wait_for_timeout(400)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                page.screenshot(path=screenshots / f"{title.lower()}-{scheme}-{width}.png", full_page=True)
+            page.locator("#scheme-switch").click()
 
 
-def test_the_switch_turns_dark_and_stays_dark(browser, address: str) -> None:
-    with Visit(browser, address) as visit:
-        page = visit.page
-        ink = "document.querySelector('#overview-load .xtick text').style.fill"
+def test_navigation_by_keyboard_keeps_what_pages_share(visit, address: str) -> None:
+    with visit(f"{address}/?trace=trace.parquet&theme=dark", DRAWN["Overview"]) as page:
+        assert page.locator("html").get_attribute("data-mantine-color-scheme") == "dark"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.innerText") == "Skip to content"
+        page.locator("#shell-link-overview").focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(DRAWN["Routing"], state="attached")
+        assert page.url == f"{address}/routing?trace=trace.parquet&theme=dark"
+        assert page.locator("[aria-current=page]").inner_text() == "Routing"
+        assert page.title() == "Routing · MoE Offload Studio"
+        page.go_back()
+        page.wait_for_selector(DRAWN["Overview"], state="attached")
+
+
+def test_the_menu_of_a_narrow_screen(visit, address: str) -> None:
+    with visit(f"{address}/", DRAWN["Overview"], width=390) as page:
+        link = page.locator("#shell-link-timeline")
+        assert not link.is_visible()
+        page.get_by_role("button", name="Pages").click()
+        link.wait_for(state="visible")
+        link.click()
+        page.wait_for_selector(DRAWN["Timeline"], state="attached")
+        link.wait_for(state="hidden")
+
+
+def test_the_switch_turns_dark_and_stays_dark(visit, address: str) -> None:
+    with visit(f"{address}/routing", DRAWN["Routing"]) as page:
+        ink = "document.querySelector('#routing-load .xtick text').style.fill"
         light = page.evaluate(ink)
         page.get_by_role("button", name="Switch between light and dark").focus()
         page.keyboard.press("Enter")
         page.wait_for_selector("html[data-mantine-color-scheme=dark]", state="attached")
         page.wait_for_function(f"light => {ink} !== light", arg=light)
-        page.reload()
-        page.wait_for_selector(BAR, state="attached")
-        page.wait_for_selector("html[data-mantine-color-scheme=dark]", state="attached")
+        assert "theme=dark" in page.url
+        page.goto(f"{address}/")
+        page.wait_for_selector(DRAWN["Overview"], state="attached")
+        page.wait_for_selector("html[data-mantine-color-scheme=dark][data-ag-theme-mode=dark]", state="attached")
 
 
-def test_an_empty_and_a_damaged_folder(browser, tmp_path: Path, screenshots: Path) -> None:
+def test_an_empty_and_a_damaged_folder(visit, serving, tmp_path: Path, screenshots: Path) -> None:
     (tmp_path / "bad.run.json").write_text("{", encoding="utf-8")
-    for address in serve_in_thread(tmp_path):
-        with Visit(browser, address, wait_for="#overview-timeline .annotation-text") as visit:
-            text = visit.page.locator("#page").inner_text()
-            assert "bad.run.json is not a run record" in text
-            assert "moe-studio" in visit.page.locator("#overview-comparison .annotation-text").text_content()
-            visit.page.screenshot(path=screenshots / "overview-empty.png", full_page=True)
+    with serving(tmp_path) as address:
+        with visit(f"{address}/", "#overview-terms .annotation-text") as page:
+            assert "bad.run.json is not a run record" in page.locator("#page").inner_text()
+            assert "moe-studio" in page.locator("#overview-comparison .annotation-text").text_content()
+            page.screenshot(path=screenshots / "overview-empty.png", full_page=True)
+            for link, figure in (("routing", "#routing-load"), ("timeline", "#timeline-figure")):
+                page.locator(f"#shell-link-{link}").click()
+                page.wait_for_selector(f"{figure} .annotation-text", state="attached")
+                assert "moe-studio" in page.locator(f"{figure} .annotation-text").text_content()
+
+
+def test_a_dropped_trace_is_checked_and_taken_in(visit, serving, folder: Path, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes(b"PAR1 nothing")
+    good = tmp_path / "mine.parquet"
+    shutil.copy(folder / "trace.parquet", good)
+    with serving(inside) as address, visit(f"{address}/", "#overview-upload input") as page:
+        page.set_input_files("#overview-upload input", bad)
+        page.wait_for_selector("#overview-upload-note >> text=bad.parquet was not taken in")
+        assert not list(inside.iterdir())
+        page.set_input_files("#overview-upload input", good)
+        page.wait_for_selector("#overview-upload-note >> text=mine.parquet is in the folder now: 54 tokens of tiny-moe")
+        page.wait_for_selector("#overview-files [col-id=name]:has-text('mine.parquet')")
+        assert (inside / "mine.parquet").read_bytes() == good.read_bytes()
+        page.get_by_role("link", name="Look at its routing").click()
+        page.wait_for_selector(DRAWN["Routing"], state="attached")
+        assert page.locator("#routing-trace").input_value() == "mine.parquet"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_report_opens_by_double_click(browser, folder: Path, tmp_path: Path, screenshots: Path, width: int) -> None:
+def test_the_report_opens_by_double_click(visit, folder: Path, tmp_path: Path, screenshots: Path, width: int) -> None:
     out = write_report(folder, tmp_path / "report.html")
-    with Visit(browser, out.as_uri(), width=width, wait_for="#figure-timeline-1 .barlayer .point") as visit:
-        page = visit.page
+    with visit(out.as_uri(), "#figure-timeline-1 .barlayer .point", width=width) as page:
         assert page.locator(".js-plotly-plot .main-svg").count() >= 5
         expected = Run.load(folder / "tuned-measured.run.json").metrics.tpot_ms
-        row = page.locator("#comparison tbody tr").filter(has_text="tuned")
+        row = page.locator("#comparison tbody tr").filter(has_text=re.compile("^tuned"))
         assert float(row.locator("td").nth(3).get_attribute("data-value")) == expected
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=screenshots / f"report-{width}.png", full_page=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dashboard import views
-from dashboard.data import NamedRun, Snapshot, Workspace
+from dashboard.data import NamedProfile, NamedRun, Snapshot, Workspace
 from dashboard.summary import summary_cards
 from dashboard.texts import (
     MISSING,
@@ -154,7 +154,10 @@ def test_emulated_is_said_wherever_it_holds(make_run: MakeRun, hardware: Hardwar
     assert {row.label: row.emulated for row in view.rows} == {"a": True, "b": False}
     assert view.emulated and not views.compare(named(real)).emulated
     assert views.run_title(NamedRun("x", emulated)) == "a, predicted (emulated link)"
-    cards = {card.title: card.badge for card in summary_cards(Snapshot(Path(), hardware=hardware))}
+    cards = {
+        card.title: card.badge
+        for card in summary_cards(Snapshot(Path(), profiles=(NamedProfile("hardware.toml", hardware),)))
+    }
     assert cards["Hardware"] == "emulated link"
 
 

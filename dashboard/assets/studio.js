@@ -1,0 +1,95 @@
+/* What the shell does in the browser: which view the address names, controls kept in the address, light and dark. */
+(() => {
+  const SCHEME_KEY = "moe-studio-scheme";
+  const SHARED = ["trace", "run", "theme"]; // kept when another page is opened
+  const none = () => window.dash_clientside.no_update;
+  let written = null; // the address that controls wrote last: their page shows it already
+  let last = { time: 0, names: "" };
+  let views = 0;
+
+  const textOf = (query) => {
+    const text = query.toString().replaceAll("%2C", ",");
+    return text ? `?${text}` : "";
+  };
+
+  const go = (method, search) => {
+    written = window.location.pathname + search;
+    window.history[method](null, "", window.location.pathname + search);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+  };
+
+  /* Write control values to the address. A slider that is pushed on, and controls that follow another one, stay one
+     step of the back button. */
+  const keep = (names, values, isStep = true) => {
+    const query = new URLSearchParams(window.location.search);
+    const changed = [];
+    names.forEach((name, place) => {
+      const value = values[place];
+      const before = query.get(name);
+      const text = value === null || value === undefined || value === "" ? null : String(value);
+      if (text === before) return;
+      changed.push(name);
+      if (text === null) query.delete(name); else query.set(name, text);
+    });
+    const search = textOf(query);
+    if (!changed.length || search === window.location.search) return none();
+    const now = Date.now();
+    const passed = now - last.time;
+    const same = last.names === String(changed);
+    go(!isStep || passed < 400 || (same && passed < 1500) ? "replaceState" : "pushState", search);
+    last = { time: now, names: String(changed) };
+    return none();
+  };
+
+  const system = () => (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const valid = (scheme) => (scheme === "light" || scheme === "dark" ? scheme : null);
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    studio: {
+      keep,
+
+      /* The view to render, unless controls of the shown page wrote the address themselves. */
+      view(pathname, search) {
+        const own = pathname + (search || "") === written;
+        written = pathname + (search || "");
+        if (own && views) return none();
+        views += 1;
+        return { path: pathname, search: search || "", count: views };
+      },
+
+      scheme(search) {
+        const named = valid(new URLSearchParams(search || "").get("theme"));
+        const scheme = named || valid(window.localStorage.getItem(SCHEME_KEY)) || system();
+        document.documentElement.setAttribute("data-ag-theme-mode", scheme); // of the tables
+        return scheme;
+      },
+
+      turn(clicks, current) {
+        if (!clicks) return none();
+        const scheme = current === "dark" ? "light" : "dark";
+        window.localStorage.setItem(SCHEME_KEY, scheme);
+        return keep(["theme"], [scheme], false);
+      },
+
+      /* Links of the navigation: they carry what all pages share. Returns all addresses, then which are active. */
+      navigation(pathname, search, pages) {
+        const query = new URLSearchParams(search || "");
+        const shared = new URLSearchParams();
+        for (const name of SHARED) if (query.has(name)) shared.set(name, query.get(name));
+        const page = pages.find((one) => one.path === pathname);
+        for (const one of pages) {
+          const link = document.getElementById(one.link);
+          if (one === page) link?.setAttribute("aria-current", "page"); else link?.removeAttribute("aria-current");
+        }
+        document.title = page ? `${page.title} · MoE Offload Studio` : "MoE Offload Studio";
+        return [...pages.map((one) => one.path + textOf(shared)), ...pages.map((one) => one.path === pathname)];
+      },
+
+      /* The menu on narrow screens; opening a page closes it. Hidden links must not take the focus. */
+      menu(opened, pathname, navbar) {
+        const isOpen = opened && window.dash_clientside.callback_context.triggered_id === "shell-menu";
+        return [{ ...navbar, collapsed: { mobile: !isOpen } }, isOpen, isOpen ? "navbar" : "navbar navbar-closed"];
+      },
+    },
+  });
+})();

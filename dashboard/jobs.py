@@ -1,0 +1,136 @@
+"""Long work in the background, with progress and a way to stop it.
+
+A job runs in a process of its own, so that the page answers while it works. Locally its progress and result travel
+through a `diskcache` in a temporary folder that only this user can open and that goes when the application does. The
+cache holds JSON: nothing is pickled into it, and a pickle found in it is refused, so no file planted there is run.
+
+With several users or machines, take Celery instead (https://dash.plotly.com/background-callbacks): give the Dash of
+`create_app` a `dash.CeleryManager(Celery(__name__, broker=..., backend=...))` in place of `local_manager()`, start
+workers with `celery -A your_module:celery worker`, and let all of them see the same folder under the same path. Pages
+need no change, since they use Dash's background callbacks alone.
+
+A page puts `progress_panel("tune")` in its layout and connects its work with `background(app, "tune", ...)`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+import diskcache
+from dash import Dash, DiskcacheManager, Input, Output, State, html
+from diskcache.core import MODE_PICKLE
+from plotly.utils import PlotlyJSONEncoder
+
+from trace_capture.errors import StudioError
+
+Report = Callable[[int, int, str], None]
+"""Progress: (steps done, steps in all, what is being done)."""
+
+
+class JsonDisk(diskcache.Disk):  # type: ignore[misc]
+    """Values of a cache as compressed JSON; components and figures become what Dash would send of them."""
+
+    def store(self, value: Any, read: bool, key: Any = diskcache.UNKNOWN) -> Any:
+        """Pack a value."""
+        return super().store(_pack(value), read, key=key)
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        """Unpack a value.
+
+        Raises:
+            StudioError: the cache says that it is a pickle, which this program never writes.
+        """
+        if mode == MODE_PICKLE:
+            raise StudioError("the cache of background jobs holds a pickle, which was not read; restart the dashboard")
+        return _unpack(super().fetch(mode, filename, value, read))
+
+
+def local_manager() -> DiskcacheManager:
+    """Where the application's background callbacks run: processes of this machine. The folder of its cache is made
+    here, for this user alone, and removed with the manager."""
+    folder = tempfile.mkdtemp(prefix="moe-studio-jobs-")
+    cache = diskcache.Cache(folder, disk=JsonDisk)
+    manager = DiskcacheManager(cache)
+    weakref.finalize(manager, _remove, cache, folder)
+    return manager
+
+
+def progress_panel(page: str) -> Any:
+    """A bar, a line of text and a button to stop, hidden while nothing runs; `page` is the prefix of the ids."""
+    bar = dmc.Progress(id=f"{page}-progress", value=0, size="lg", **{"aria-label": "Progress"})
+    stop = dmc.Button("Stop", id=f"{page}-stop", variant="default", size="xs", disabled=True)
+    text = html.Div(id=f"{page}-progress-text", className="note", role="status")
+    return html.Div(
+        [dmc.Group([html.Div(bar, className="progress-bar"), stop]), text],
+        id=f"{page}-job",
+        className="job",
+        hidden=True,
+    )
+
+
+def background(
+    app: Dash,
+    page: str,
+    outputs: Sequence[Output],
+    inputs: Sequence[Input | State],
+    work: Callable[..., Any],
+    *,
+    disabled_while_running: Sequence[str] = (),
+) -> None:
+    """Connect work that takes long.
+
+    Args:
+        app: the application.
+        page: prefix of the ids, as given to `progress_panel`.
+        outputs: what the work gives, as for a callback; figures and components are allowed.
+        inputs: what starts it, and what it is given besides.
+        work: called as `work(report, *values)` in a process of its own. Errors reach the page's error line.
+        disabled_while_running: ids of components, such as the start button, that are disabled meanwhile.
+    """
+
+    def run(set_progress: Callable[[tuple[float, str]], None], *values: Any) -> Any:
+        def report(done: int, total: int, text: str = "") -> None:
+            set_progress((100.0 * done / max(1, total), text or f"{done:,} of {total:,}"))
+
+        return work(report, *values)
+
+    bar, text, stop = f"{page}-progress", f"{page}-progress-text", f"{page}-stop"
+    running = [(Output(f"{page}-job", "hidden"), False, True), (Output(stop, "disabled"), False, True)]
+    running += [(Output(name, "disabled"), True, False) for name in disabled_while_running]
+    app.callback(
+        list(outputs),
+        list(inputs),
+        background=True,
+        interval=200,
+        running=running,
+        progress=[Output(bar, "value"), Output(text, "children")],
+        progress_default=[0, "starting"],
+        cancel=[Input(stop, "n_clicks")],
+        prevent_initial_call=True,
+    )(run)
+
+
+def _pack(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        value = {"bytes": base64.b64encode(value).decode()}
+    else:
+        value = {"json": value}
+    return zlib.compress(json.dumps(value, cls=PlotlyJSONEncoder).encode(), 1)
+
+
+def _unpack(packed: bytes) -> Any:
+    content = json.loads(zlib.decompress(packed))
+    return base64.b64decode(content["bytes"]) if "bytes" in content else content["json"]
+
+
+def _remove(cache: diskcache.Cache, folder: str) -> None:
+    cache.close()
+    shutil.rmtree(folder, ignore_errors=True)
