@@ -64,7 +64,7 @@ def test_test_files_stay_readable(path: Path) -> None:
 
 
 def test_the_readme_names_every_verb() -> None:
-    from runtime.cli import evaluation, exports, hardware, live, machines, show, traces, validation, whatif  # noqa: F401 - they register the verbs
+    from runtime.cli import evaluation, exports, hardware, live, machines, show, synthesize, traces, validation, whatif  # noqa: F401 - they register the verbs
     from runtime.cli.app import app
 
     readme = (ROOT / "README.md").read_text()

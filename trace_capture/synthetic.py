@@ -1,9 +1,10 @@
 """Made-up routing with chosen statistics, for models that nobody has captured yet.
 
 Each token keeps a share of the experts that the token before it used in the same layer and draws the rest anew,
-with a Zipf-like preference that differs from layer to layer. A "quasi-hidden" prediction names the true experts
-with a chosen recall. Real routing has more structure (topics, prompts, layers that follow each other), so a result
-on a synthetic trace is a what-if, and every report says so.
+with a Zipf-like preference that differs from layer to layer and, with a memory, for experts that the sequence used
+before: what a text is about stays the same for a while. A "quasi-hidden" prediction names the true experts with a
+chosen recall. Real routing has more structure (prompts, layers that follow each other), so a result on a synthetic
+trace is a what-if, and every report says so. `trace_capture.synthetic_fit` finds the settings that fit a trace.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from trace_capture.versions import software_versions
 PREDICTOR = "quasi-hidden"
 _WEIGHT_SPREAD = 1.0
 """Standard deviation of the router logits behind the made-up weights."""
+_FADING = 0.97
+"""What a use of an expert counts one token later, for the memory."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -37,6 +40,7 @@ class _Options:
     reuse_ratio: float
     skew: float
     predictor_recall: float
+    memory: float
     seed: int
 
 
@@ -49,6 +53,7 @@ def synthetic_trace(
     reuse_ratio: float,
     skew: float,
     predictor_recall: float,
+    memory: float = 0.0,
     seed: int,
 ) -> Trace:
     """Draw a trace; equal arguments give equal traces.
@@ -64,12 +69,14 @@ def synthetic_trace(
             than that law, because an expert that was just used is kept or left, but not drawn.
         predictor_recall: share of the true top-k that the prediction names, likewise in the mean; the first MoE
             layer has no prediction.
+        memory: exponent by which past uses in the same sequence, fading by 3 % a token, raise an expert's chance to be
+            drawn; 0 for none.
         seed: of the random generator.
 
     Raises:
-        ConfigError: a count is not positive, a ratio is not in 0..1, or the skew is negative.
+        ConfigError: a count is not positive, a ratio is not in 0..1, or skew or memory is negative.
     """
-    options = _Options(num_prompts, prompt_tokens, decode_tokens, reuse_ratio, skew, predictor_recall, seed)
+    options = _Options(num_prompts, prompt_tokens, decode_tokens, reuse_ratio, skew, predictor_recall, memory, seed)
     _check(options)
     random = np.random.default_rng(seed)
     experts, predicted = _draw_rows(random, shape, options)
@@ -92,9 +99,15 @@ def _draw_rows(random: np.random.Generator, shape: ModelShape, options: _Options
     length = options.prompt_tokens + options.decode_tokens
     experts = np.empty((options.num_prompts * length, shape.num_moe_layers, shape.top_k), dtype=np.int64)
     predicted = np.empty_like(experts)
+    used = np.zeros_like(preference)
     for row in range(len(experts)):
         before = experts[row - 1] if row % length else None
-        experts[row] = _draw(random, preference, shape.top_k, before, options.reuse_ratio)
+        if before is None:
+            used[:] = 0
+        liking = preference + options.memory * np.log1p(used) if options.memory else preference
+        experts[row] = _draw(random, liking, shape.top_k, before, options.reuse_ratio)
+        used *= _FADING
+        np.put_along_axis(used, experts[row], np.take_along_axis(used, experts[row], axis=1) + 1, axis=1)
         predicted[row] = _draw(random, preference, shape.top_k, experts[row], options.predictor_recall)
     predicted[:, 0] = NO_EXPERT
     return experts, predicted
@@ -109,8 +122,9 @@ def _check(options: _Options) -> None:
     for name in ("reuse_ratio", "predictor_recall"):
         if not 0 <= getattr(options, name) <= 1:
             raise ConfigError(f"synthetic trace: {name} = {getattr(options, name)}; give a share from 0 to 1")
-    if not 0 <= options.skew < float("inf"):
-        raise ConfigError(f"synthetic trace: skew = {options.skew}; give a Zipf exponent of at least 0")
+    for name in ("skew", "memory"):
+        if not 0 <= getattr(options, name) < float("inf"):
+            raise ConfigError(f"synthetic trace: {name} = {getattr(options, name)}; give an exponent of at least 0")
     if options.seed < 0:
         raise ConfigError(f"synthetic trace: seed = {options.seed}; give at least 0")
 

@@ -50,6 +50,23 @@ def say_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
 
 
+def assignments(texts: list[str], option: str) -> dict[str, str]:
+    """NAME=VALUE texts of a repeatable option.
+
+    Raises:
+        ConfigError: a text has no name or no `=`.
+    """
+    from trace_capture.errors import ConfigError
+
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, joint, value = text.partition("=")
+        if not joint or not name.strip():
+            raise ConfigError(f"{option} {text}: wanted NAME=VALUE, such as gpu=rtx4090")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
 def fail(message: str) -> None:
     """Print one clear line about a mistake in the input."""
     sys.stderr.write(f"moe-studio: {' '.join(message.split())}\n")

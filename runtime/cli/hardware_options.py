@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runtime.cli.app import assignments
+
 if TYPE_CHECKING:
     from trace_capture.hardware import HardwareProfile
     from trace_capture.trace import Trace
@@ -55,7 +57,7 @@ def chosen_profile(
 
     base = HardwareProfile.load(Path(hardware))
     profile = compose_profile(gpu, host, link, disk, base=base)
-    return with_quantities(profile, _assignments(numbers), "given on the command line") if numbers else profile
+    return with_quantities(profile, _numbers(numbers), "given on the command line") if numbers else profile
 
 
 def hardware_flags(
@@ -67,16 +69,11 @@ def hardware_flags(
     return " ".join([f"--hardware {hardware}", *named, *[f"--set {number}" for number in numbers]])
 
 
-def _assignments(numbers: list[str]) -> dict[str, float | str]:
-    from trace_capture.errors import ProfileError
-
+def _numbers(texts: list[str]) -> dict[str, float | str]:
     values: dict[str, float | str] = {}
-    for text in numbers:
-        name, joint, value = text.partition("=")
-        if not joint:
-            raise ProfileError(f"--set {text}: wanted NAME=VALUE, such as host.cores=8")
+    for name, value in assignments(texts, "--set").items():
         try:
-            values[name.strip()] = float(value)
+            values[name] = float(value)
         except ValueError:
-            values[name.strip()] = value.strip()
+            values[name] = value
     return values

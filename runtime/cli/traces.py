@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
+from runtime.cli.app import (
+    Json,
+    Out,
+    app,
+    assignments,
+    needs_live,
+    progress_bar,
+    quiet_threads,
+    say,
+    say_json,
+    say_next,
+)
 from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, Drafts
 from runtime.cli.foresight import foresight, save_figure, say_foresight
+from runtime.cli.worth import say_worth, worth
 
 if TYPE_CHECKING:
     from trace_capture.trace import Trace
@@ -176,11 +188,17 @@ def inspect_command(
     figure: Annotated[Path | None, typer.Option(help="Write that as a figure (HTML).")] = None,
     drafts: Drafts = None,
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
+    worth_it: Annotated[
+        bool, typer.Option("--worth", help="Also whether cache, prefetch, CPU experts or drafts would help.")
+    ] = False,
+    settings: Annotated[
+        list[str], typer.Option("--set", help="With --worth: the machine, as for whatif, such as gpu=rtx3060.")
+    ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Check a trace and say what is in it.
+    """Check a trace and say what is in it, and what would help this model.
 
-    Example: moe-studio inspect t.parquet --information --drafts 8
+    Example: moe-studio inspect t.parquet --worth --set gpu=rtx3060 --set host=ddr4-3600-2ch
     """
     from trace_capture.trace import Trace
 
@@ -190,6 +208,8 @@ def inspect_command(
     more = foresight(loaded, drafts, acceptance) if information or figure else {}
     if figure is not None:
         save_figure(more, loaded.shape.name, figure)
+    if worth_it:
+        more |= worth(loaded, assignments(settings, "--set"), not as_json)
     _report(loaded, recover or trace, as_json, more)
 
 
@@ -242,7 +262,8 @@ def _report_estimator(facts: dict[str, Any]) -> None:
 
 
 def _report(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    facts = summary(trace) | {"path": str(path)} | (more or {})
+    more = more or {}
+    facts = summary(trace) | {"path": str(path)} | more
     if as_json:
         say_json(facts)
         return
@@ -257,8 +278,10 @@ def _report(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None
     say(f"  load entropy: {_percent(facts['load_entropy_ratio'])} of even")
     for name, recall in facts["predictor_recall"].items():
         say(f"  predictor {name}: recall {_percent(recall)}")
-    if more:
+    if "information" in more:
         say_foresight(more)
+    if "verdicts" in more:
+        say_worth(more)
     if not facts["complete"]:
         say("  recovered from a capture that did not end; keep what it holds with:")
         say(f"  moe-studio inspect {path} --recover NEW.parquet")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.cli.app import Json, app, console, progress_bar, say, say_json, say_next
+from runtime.cli.app import Json, app, assignments, console, progress_bar, say, say_json, say_next
 from runtime.cli.machines import TracePath
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def whatif_command(
     from trace_capture.trace import Trace
 
     loaded = Trace.load(trace)
-    scenarios = grid(Scenario().set_values(_pairs(settings, "--set")), _lists(sweeps))
+    scenarios = grid(Scenario().set_values(assignments(settings, "--set")), _lists(sweeps))
     known = None if store is None else ResultStore(store)
     with progress_bar(not as_json) as step:
         points = sweep(loaded, scenarios, store=known, jobs=jobs, cluster=cluster, progress=step("simulate"))
@@ -71,20 +71,8 @@ def whatif_command(
     say_next(_next(trace, points))
 
 
-def _pairs(texts: list[str], option: str) -> dict[str, str]:
-    from trace_capture.errors import ConfigError
-
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, joint, value = text.partition("=")
-        if not joint or not name.strip():
-            raise ConfigError(f"{option} {text}: wanted NAME=VALUE, such as gpu=rtx4090")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 def _lists(texts: list[str]) -> dict[str, list[str]]:
-    pairs = _pairs(texts, "--sweep")
+    pairs = assignments(texts, "--sweep")
     return {name: [value.strip() for value in values.split(",") if value.strip()] for name, values in pairs.items()}
 
 
