@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from runtime.cli import hardware, machines  # noqa: F401 - they register the verbs
 from runtime.cli.app import app
 from tests.simulator.builders import make_shape, mixed_trace
-from trace_capture.errors import ModelError, ProfileError
+from trace_capture.errors import ModelError, StudioError
 from trace_capture.trace import Trace
 
 PARTS = ["--gpu", "rtx4090", "--host", "ddr5-6000-2ch", "--link", "pcie4x16"]
@@ -101,7 +101,7 @@ def test_formats_change_what_is_simulated(trace: Path) -> None:
 )
 def test_what_does_not_exist_is_one_clear_line(trace: Path, arguments: list[str], message: str) -> None:
     for verb in (["hardware"], ["simulate", trace], ["tune", trace, "--out", trace.with_name("x.toml")]):
-        with pytest.raises(ProfileError, match=message) as caught:
+        with pytest.raises(StudioError, match=message) as caught:
             studio(*verb, *arguments)
         assert "\n" not in str(caught.value)
 
