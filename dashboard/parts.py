@@ -138,3 +138,21 @@ def trace_select(select_id: str, snapshot: Snapshot, query: Query) -> Any:
         placeholder="no trace in this folder",
         className="control",
     )
+
+
+def range_slider(
+    slider_id: str, label: str, last: int, window: list[int], thumbs: tuple[str, str], *, disabled: bool = False
+) -> Any:
+    """A window of whole numbers from 0 to `last`, under a label; `thumbs` is what a screen reader calls its ends."""
+    slider = dmc.RangeSlider(
+        id=slider_id,
+        min=0,
+        max=last,
+        minRange=0,
+        step=1,
+        value=window,
+        disabled=disabled,
+        thumbFromLabel=thumbs[0],
+        thumbToLabel=thumbs[1],
+    )
+    return html.Div([dmc.Text(label, size="sm", fw=500), slider], className="control wide")

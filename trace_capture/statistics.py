@@ -170,14 +170,67 @@ def lru_hit_curve(trace: Trace, phases: Collection[Phase] = tuple(Phase)) -> Cou
     num_experts = trace.shape.num_experts
     curve = np.zeros((trace.shape.num_moe_layers, num_experts + 1), dtype=np.int64)
     for layer, distances in enumerate(reuse_distances(trace, phases)):
-        curve[layer, 1:] = np.cumsum(np.bincount(distances, minlength=num_experts + 1)[:num_experts])
+        curve[layer] = hit_curve(distances, num_experts)
     return curve
+
+
+def perfect_distances(experts: Counts, num_experts: int) -> Counts:
+    """Stack distance of each look-up under perfect eviction: it hits in c slots exactly when its distance is below c.
+
+    Perfect eviction, which drops the expert whose next use is farthest (Belady 1966), is a stack algorithm like LRU
+    (Mattson, Gecsei, Slutz, Traiger 1970, section "OPT"), so one walk answers for every capacity. Experts are known by
+    the time of their next use: the one that is asked for now goes on top, and of the stack above its old place each
+    entry becomes the sooner one of itself and of the latest above it. Look-ups are taken one by one, as in
+    `stack_distances`, and what is asked for is always loaded.
+
+    Args:
+        experts: look-ups in order [N].
+        num_experts: E, also the distance given to a first look-up.
+
+    Returns:
+        int64 [N], each 0..E-1, or E for a first look-up.
+    """
+    following = _next_uses(experts)
+    stack = np.empty(num_experts, dtype=np.int64)  # times of next use, of the smallest cache's content first
+    size = 0
+    distances = np.empty(len(experts), dtype=np.int64)
+    seen: set[int] = set()
+    for now, expert in enumerate(experts.tolist()):
+        if expert in seen:
+            depth = int(np.argmax(stack[:size] == now))
+            distances[now] = depth
+        else:
+            seen.add(expert)
+            depth = size
+            size += 1
+            distances[now] = num_experts
+        if depth:
+            latest = np.maximum.accumulate(stack[:depth])
+            stack[1:depth] = np.minimum(stack[1:depth], latest[:-1])
+            stack[depth] = latest[-1]
+        stack[0] = following[now]
+    return distances
+
+
+def hit_curve(distances: Counts, num_experts: int) -> Counts:
+    """Hits at every capacity from 0 to E, int64 [E + 1], of stack distances."""
+    counts = np.bincount(distances, minlength=num_experts + 1)[:num_experts]
+    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def num_lookups(trace: Trace, phases: Collection[Phase] = tuple(Phase)) -> Counts:
     """Look-ups of the given phases per MoE layer, int64 [L]: the denominator of hit rates."""
     lookups = (layer_lookups(trace, layer) for layer in range(trace.shape.num_moe_layers))
     return np.array([int(np.isin(one.phases, list(phases)).sum()) for one in lookups], dtype=np.int64)
+
+
+def _next_uses(experts: Counts) -> Counts:
+    """For each look-up the place of the next one of the same expert; beyond the end, each another, where none is."""
+    order = np.argsort(experts, kind="stable")
+    same = experts[order[1:]] == experts[order[:-1]]
+    following = len(experts) + np.arange(len(experts), dtype=np.int64)
+    following[order[:-1][same]] = order[1:][same]
+    return following
 
 
 def _shared(ids: npt.NDArray[np.uint16], others: npt.NDArray[np.uint16]) -> Ratios:

@@ -17,10 +17,12 @@ from trace_capture.statistics import (
     coactivation,
     consecutive_overlap,
     expert_load,
+    hit_curve,
     layer_lookups,
     load_entropy_ratio,
     lru_hit_curve,
     num_lookups,
+    perfect_distances,
     predictor_recall,
     reuse_distances,
     stack_distances,
@@ -76,6 +78,31 @@ def test_stack_distances_by_hand() -> None:
     stream = np.array([3, 1, 3, 3, 0, 1, 2, 3])
     assert stack_distances(stream, 4).tolist() == [4, 4, 1, 0, 4, 2, 4, 3]
     assert stack_distances(stream[:0], 4).tolist() == []
+
+
+def perfect_hits(experts: list[int], slots: int) -> int:
+    """Hits of one cache that drops the expert with the farthest next use, by simulating it."""
+    cache: set[int] = set()
+    hits = 0
+    for now, expert in enumerate(experts):
+        if expert in cache:
+            hits += 1
+            continue
+        if len(cache) == slots:
+            rest = experts[now + 1 :]
+            cache.remove(max(cache, key=lambda one: rest.index(one) if one in rest else len(rest)))
+        cache.add(expert)
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_walk_gives_perfect_eviction_at_every_capacity(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    experts = random.choice(9, 160, p=(weight := 1.0 / np.arange(1, 10)) / weight.sum())
+    curve = hit_curve(perfect_distances(experts, 12), 12)
+    assert curve.tolist() == [0] + [perfect_hits(experts.tolist(), slots) for slots in range(1, 13)]
+    assert (curve >= hit_curve(stack_distances(experts, 12), 12)).all()
+    assert perfect_distances(np.array([], dtype=np.int64), 4).size == 0
 
 
 def test_decode_reuse_is_warmed_by_the_prefill(trace: Trace) -> None:
