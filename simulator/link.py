@@ -102,8 +102,11 @@ class SimulatedLink:
         """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
         if self._in_flight is None:
             return 0
-        queued = [load for _, number, _, load in self._queue if self._queued.get(load.key) == number]
-        return max(0, self.ends_ns - from_ns) + sum(self._copy_ns(load.num_bytes) for load in queued)
+        if len(self._queue) > len(self._queued):  # some were withdrawn
+            self._queue = [entry for entry in self._queue if self._queued.get(entry[3].key) == entry[1]]
+            heapq.heapify(self._queue)
+        queued_ns = sum(self._copy_ns(load.num_bytes) for _, _, _, load in self._queue)
+        return max(0, self.ends_ns - from_ns) + queued_ns
 
     def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
         """Copies take `ratio` times longer between two moments; what is in flight then lands later.

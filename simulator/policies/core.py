@@ -356,7 +356,7 @@ class OffloadCore:
         """
         layer = self._layer
         missed, self._missed = self._missed, ()
-        under_way = sum(reason == ADMISSION for reason in self._pending.values())
+        under_way = self._residency.admissions
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in missed[: max(0, self.placement.max_admissions - under_way)]:
             key = (layer, expert)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from simulator.policies.cache import CachePolicy, Key
 from simulator.policies.capacity import Capacity
+from simulator.policies.plans import ADMISSION
 from trace_capture.model_shape import ModelShape
 
 
@@ -20,6 +21,7 @@ class Residency:
     Attributes:
         of_layer: per layer, experts with a place on the device; True when the copy has landed, False until then.
         pending: copies that are queued or in flight, in order of submission, and why they were loaded.
+        admissions: how many of these were loaded for having run on the CPU.
         free_bytes: per partition.
         leaving: victims chosen for the load being planned.
     """
@@ -30,6 +32,7 @@ class Residency:
         self._cache = list(cache)
         self.of_layer: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
         self.pending: dict[Key, str] = {}
+        self.admissions = 0
         self.free_bytes = list(capacity.partition_bytes)
         self.leaving: Sequence[Key] = ()
 
@@ -39,21 +42,24 @@ class Residency:
         partition = self._partition_of_layer[layer]
         self.of_layer[layer][expert] = False
         self.pending[key] = reason
+        if reason == ADMISSION:
+            self.admissions += 1
         self.free_bytes[partition] -= self._expert_bytes[layer]
         self._cache[partition].admitted(key)
 
     def land(self, key: Key) -> None:
         """The copy of `key` has finished."""
         self.of_layer[key[0]][key[1]] = True
-        del self.pending[key]
+        if self.pending.pop(key) == ADMISSION:
+            self.admissions -= 1
 
     def leave(self, key: Key) -> None:
         """`key` gives its place up, whether its copy has landed or was withdrawn."""
         layer, expert = key
         partition = self._partition_of_layer[layer]
         del self.of_layer[layer][expert]
-        if self.pending:
-            self.pending.pop(key, None)
+        if self.pending and self.pending.pop(key, "") == ADMISSION:
+            self.admissions -= 1
         self.free_bytes[partition] += self._expert_bytes[layer]
         self._cache[partition].removed(key)
 
