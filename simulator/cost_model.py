@@ -204,6 +204,15 @@ class CostModel:
         """Making `drafts` tokens for one verify pass; see `simulator.costs.drafting`."""
         return drafting_ns(self._profile, draft, drafts)
 
+    @property
+    def plan_ns(self) -> int:
+        """Choosing what to load while a pass is drafted, once per pass; as much as a layer's bookkeeping where it was
+        not measured."""
+        measured = self._profile.measured
+        if measured is not None and self.is_measured and measured.plan_ns:
+            return round(measured.plan_ns)
+        return self.compute.decide_ns(0)
+
     def contention(self, layer: int) -> Contention:
         """How many times longer CPU experts of a layer, and copies, take for as long as both run.
 

@@ -28,6 +28,8 @@ from simulator.link import SimulatedLink
 from simulator.policies.cache import Key
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
+from simulator.policies.utility_config import UtilityConfig
+from simulator.policies.window import DraftingWindow
 from simulator.predictions import predictions_of
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_stall
@@ -68,6 +70,7 @@ class Machine:
         serial: wait for every load where it is issued, as `DeviceConfig.serial`.
         record_spans: keep the timeline.
         explain: tell what the link was busy with in stalls (`PassTimes.stall_ns`), and what dense layers consist of.
+        window: how long loads planned when drafting begins can hide.
 
     Raises:
         TraceError: the trace lacks the predictions that the prefetch policy needs.
@@ -81,6 +84,7 @@ class Machine:
         serial: bool = False,
         record_spans: bool = False,
         explain: bool = False,
+        window: DraftingWindow | None = None,
     ) -> None:
         self._trace = trace
         self._core = core
@@ -97,6 +101,8 @@ class Machine:
         self._cpu_experts_ns = lru_cache(maxsize=None)(costs.compute.cpu_experts_ns)
         self._contention = lru_cache(maxsize=None)(costs.contention)
         self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
+        self._plan_ns = costs.plan_ns
+        self._window = window or DraftingWindow(UtilityConfig())
         self._env = simpy.Environment(initial_time=0)
         self._link = SimulatedLink(lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
         self._record_spans = record_spans
@@ -151,6 +157,8 @@ class Machine:
             tokens = item.stop - item.start
             times = PassTimes(item.phase, item.sequence, tokens, trace.output_tokens(item))
             self._terms, self._stalls = times.terms_ns, times.stall_ns
+            if self._core.plans_when_drafting and item.phase != Phase.PREFILL:
+                self._plan_loads(item)
             self._core.begin_pass(item.phase == Phase.PREFILL)
             self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
             if item.phase == Phase.VERIFY:
@@ -168,7 +176,20 @@ class Machine:
                     self._layer(item, layer, experts, predicted)
                     if self._waited_ns > self._env.now:
                         yield self._env.timeout(self._waited_ns - self._env.now)
+            if item.phase != Phase.PREFILL:
+                self._window.ended(times.terms_ns["drafting"], times.total_ns)
             self.passes.append(times)
+
+    def _plan_loads(self, item: Pass) -> None:
+        """When drafting begins: plan what is loaded meanwhile."""
+        self._catch_up()
+        self._began_ns = self._now
+        loads = self._core.drafting_begins(self._window.expected_ns)
+        plan_ns = self._plan_ns + self._decide_ns(len(loads)) - self._decide_ns(0)
+        self._terms["decide"] += plan_ns
+        self._now += plan_ns
+        self._issue(loads, item, -1)
+        self._end_host_work(item, -1)
 
     def _token_counts(self, item: Pass, executed: list[list[int]]) -> list[list[int]]:
         """Tokens of a pass for each expert that it runs, in the same order; of an oracle's guess one each."""

@@ -12,6 +12,7 @@ from simulator.bounds import tpot_bounds
 from simulator.cost_model import TERMS, CostModel
 from simulator.costs.link import disk_ratio
 from simulator.executed import executed_routing
+from simulator.expert_times import times_for
 from simulator.hot_experts import needs_hot_experts, with_hot_experts
 from simulator.machine import Machine, PassTimes
 from simulator.micro_batch import split_prefill
@@ -20,6 +21,7 @@ from simulator.policies.cache import CACHE_POLICIES, Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Counters
+from simulator.policies.window import DraftingWindow
 from simulator.stalls import STALL_PARTS
 from simulator.validation.families import prediction_band
 from trace_capture.band import ErrorBand
@@ -73,9 +75,13 @@ def simulate(
     source, trace = trace, split_prefill(trace, config.prefill.micro_batch)
     counted = needs_hot_experts(config)
     config = with_hot_experts(config, profile or trace)
-    core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config))
+    times = times_for(config, hardware, trace.shape)
+    core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config), times)
     core.tally.warmup_passes = warmup_passes
-    machine = Machine(trace, costs, core, serial=config.device.serial, record_spans=record_spans, explain=bounds)
+    draft = trace.info.draft
+    window = DraftingWindow(config.utility, costs.drafting_ns(draft, draft.gamma) if draft else 0)
+    options = {"serial": config.device.serial, "record_spans": record_spans, "explain": bounds}
+    machine = Machine(trace, costs, core, **options, window=window)
     machine.run()
     band = prediction_band(hardware, config, trace.shape, is_measured=costs.is_measured)
     busy_ns = _link_busy_ns(core.decode_counters, costs)

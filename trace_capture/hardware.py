@@ -132,6 +132,8 @@ class MeasuredCosts(BaseModel):
     """One prediction of the next layer's experts by its own router."""
     predict_by_source_ns: dict[str, float] = {}
     """The same for prefetch sources that cost something else, such as `estimator`."""
+    plan_ns: float = 0.0
+    """Choosing what to load while a pass is drafted, once per pass; 0 where it was not measured."""
     samples: int = 0
     """Decode passes behind the means."""
     decide_first_load_ns: float = 0.0

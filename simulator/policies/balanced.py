@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.policies.balancer import ExpertTimes, Objective
-from simulator.policies.placement import Asked, PlacementPolicy
+from simulator.policies.placement import Asked, PlacementPolicy, PlacementSettings
 from simulator.policies.utility import UtilitySignal
+from trace_capture.errors import ConfigError
 
 
 class Balanced(PlacementPolicy):
@@ -15,17 +16,29 @@ class Balanced(PlacementPolicy):
     After MoE-SpAc (arXiv 2603.09983), where misses always run on the CPU and a threshold on the utility splits the rest
     so that both sides take equally long. Ours: tau is chosen anew for each layer once its router has spoken, from the
     tokens that really go to each expert and from what really has landed. Of equal thresholds the smallest is taken,
-    which leaves most on the device. (What to load and evict is decided before, by `balancer`, from forecasts.)
+    which leaves most on the device. (What to load and evict is decided before, by `balancer`, from forecasts.) Of a
+    prompt everything runs on the device: there each expert serves many tokens, and the cache fills.
 
     Args:
         signal: utilities, which somebody else keeps up to date.
         times: what experts cost on either side; a layer's last column stands for all larger token counts.
         objective: see `balancer.ThresholdTable.cost_ns`.
+        fixed_tau: instead of choosing; the ablation.
+        hot_from: utilities of each layer [L] from which on a miss is loaded and awaited instead; None: no miss is.
+        max_admissions: see `PlacementPolicy`.
     """
 
     needs_token_counts = True
 
-    def __init__(self, signal: UtilitySignal, times: ExpertTimes, objective: Objective = "longest") -> None:
+    def __init__(
+        self,
+        signal: UtilitySignal,
+        times: ExpertTimes,
+        objective: Objective = "longest",
+        fixed_tau: int | None = None,
+        hot_from: Sequence[int] | None = None,
+        max_admissions: int = 0,
+    ) -> None:
         self._signal = signal
         self._device_ns: list[list[int]] = times.device_ns.tolist()
         self._cpu_ns: list[list[int]] = times.cpu_ns.tolist()
@@ -33,12 +46,26 @@ class Balanced(PlacementPolicy):
             zip(times.device_base_ns.tolist(), times.cpu_base_ns.tolist(), strict=True)
         )
         self._objective = objective
+        self._fixed_tau = fixed_tau
+        self._hot_from = hot_from
+        self._is_prefill = False
+        self.max_admissions = max_admissions
+
+    def begin_pass(self, is_prefill: bool) -> None:
+        """See `PlacementPolicy`."""
+        self._is_prefill = is_prefill
 
     def cpu_part(self, asked: Asked) -> Sequence[int]:
         """See `PlacementPolicy`."""
+        if self._is_prefill:
+            return ()
         states = self._signal.states[asked.layer].tolist()
-        tau = self._threshold(asked, states)
         landed = asked.landed
+        if self._hot_from is not None:
+            hot_from = self._hot_from[asked.layer]
+            landed = {one: landed.get(one, False) or states[one] >= hot_from for one in asked.experts}
+            asked = asked._replace(landed=landed)
+        tau = self._threshold(asked, states) if self._fixed_tau is None else self._fixed_tau
         return [one for one in asked.experts if not landed.get(one, False) or states[one] < tau]
 
     def _threshold(self, asked: Asked, states: Sequence[int]) -> int:
@@ -75,3 +102,24 @@ class Balanced(PlacementPolicy):
         device_ns = device[0] + device_base_ns * (device[1] > 0)
         cpu_ns = cpu[0] + cpu_base_ns * (cpu[1] > 0)
         return max(device_ns, cpu_ns) if self._objective == "longest" else abs(device_ns - cpu_ns)
+
+
+def make_balanced(settings: PlacementSettings) -> Balanced:
+    """The policy of a configuration.
+
+    Raises:
+        ConfigError: there are no utilities or times.
+    """
+    if settings.signal is None or settings.times is None:
+        raise ConfigError(
+            "cpu.policy = 'balanced' splits by utility and by what experts cost: it needs cache.policy = 'utility', "
+            "and a core made with times"
+        )
+    return Balanced(
+        settings.signal,
+        settings.times,
+        settings.objective,
+        settings.fixed_tau,
+        settings.hot_from,
+        settings.max_admissions,
+    )

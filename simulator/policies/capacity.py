@@ -8,6 +8,7 @@ from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.config import CacheConfig, OffloadConfig
 from simulator.policies.eviction import FutureUses, Key, Partition
 from simulator.policies.popularity import hot_keys
+from simulator.policies.utility import UtilitySignal
 from trace_capture.errors import ConfigError
 from trace_capture.model_shape import ModelShape
 
@@ -67,6 +68,7 @@ def describe_partitions(
     shape: ModelShape,
     cpu_layers: frozenset[int] = frozenset(),
     future: FutureUses | None = None,
+    utility: UtilitySignal | None = None,
 ) -> list[Partition]:
     """What a cache policy may know of each partition; layers on the CPU need none of it.
 
@@ -75,9 +77,8 @@ def describe_partitions(
     """
     cache = config.cache
     hot = hot_keys(cache.hot_experts, shape)
-    utility = None
-    if CACHE_POLICIES[cache.policy].needs_utility:
-        utility = config.utility.make(shape, _room_of_layers(capacity, shape))
+    if utility is None and CACHE_POLICIES[cache.policy].needs_utility:
+        utility = config.utility.make(shape, room_of_layers(capacity, shape))
     partitions = []
     for number, capacity_bytes in enumerate(capacity.partition_bytes):
         layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == number]
@@ -97,7 +98,7 @@ def describe_partitions(
     return partitions
 
 
-def _room_of_layers(capacity: Capacity, shape: ModelShape) -> list[int]:
+def room_of_layers(capacity: Capacity, shape: ModelShape) -> list[int]:
     """Experts that each layer has room for [L], its share of the partition where several layers have one."""
     owners = capacity.partition_of_layer
     return [

@@ -8,12 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.errors import unknown_name
-from simulator.policies.placement import (
-    PLACEMENT_POLICIES,
-    PlacementPolicy,
-    PlacementSettings,
-    make_placement_policy,
-)
+from simulator.policies.placement import PLACEMENT_POLICIES
 from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
 from simulator.policies.utility_config import UtilityConfig
 from trace_capture.band import ErrorBand, from_old_fields
@@ -133,7 +128,8 @@ class CpuConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     policy: str = "none"
     """For the layers that are not in `layers`. none: what is missing is loaded. misses: the CPU runs what has not
-    landed. threshold: the same, but only experts that at most `max_tokens` tokens of the pass ask for."""
+    landed. threshold: the same, but only experts that at most `max_tokens` tokens of the pass ask for. balanced: what
+    has not landed, and of the rest the coldest by utility, so that both sides take equally long."""
     layers: Literal["all"] | NonNegativeInt | tuple[NonNegativeInt, ...] = ()
     """MoE layers that run on the CPU altogether and take no slots: so many from the first on (llama.cpp's
     `--n-cpu-moe`), or these, counted from 0."""
@@ -141,6 +137,9 @@ class CpuConfig(BaseModel):
     admissions: int = Field(default=2, ge=0)
     """At most so many experts that ran on the CPU are on their way to the device at once, behind all other loads.
     0: such experts never enter the cache by themselves."""
+    hot_misses: Literal["cpu", "load"] = "cpu"
+    """For `balanced`: whether what has not landed always runs on the CPU, or is loaded and awaited where its utility
+    reaches the threshold of `utility.loads`."""
     threads: int = Field(default=1, gt=0)
     """Of the live engine's CPU side, beside the thread that drives the device."""
 
@@ -172,15 +171,6 @@ class CpuConfig(BaseModel):
                 "name fewer, or 'all'"
             )
         return chosen
-
-    def placement(self, num_layers: int) -> PlacementPolicy:
-        """A fresh policy that splits the layers of a model.
-
-        Raises:
-            ConfigError: as `whole_layers`.
-        """
-        settings = PlacementSettings(max_tokens=self.max_tokens, max_admissions=self.admissions)
-        return make_placement_policy(self.policy, settings, self.whole_layers(num_layers))
 
     @property
     def title(self) -> str:
@@ -280,6 +270,23 @@ class OffloadConfig(BaseModel):
         """
         return parse_config({"cache": {"budget_ratio": ratio}, "device": device})
 
+    @model_validator(mode="after")
+    def _has_utility(self) -> OffloadConfig:
+        wants = "utility.loads" if self.utility.loads != "none" else "cpu.policy = 'balanced'"
+        if self.needs_expert_times and not self.needs_utility:
+            raise ValueError(f"{wants} goes by the utility of experts; set cache.policy = 'utility'")
+        return self
+
+    @property
+    def needs_utility(self) -> bool:
+        """Whether utilities are kept."""
+        return CACHE_POLICIES[self.cache.policy].needs_utility
+
+    @property
+    def needs_expert_times(self) -> bool:
+        """Whether decisions weigh what an expert costs on device and CPU."""
+        return self.utility.loads != "none" or self.cpu.policy == "balanced"
+
     @property
     def title(self) -> str:
         """The label, or a description of the choices where there is none."""
@@ -289,6 +296,8 @@ class OffloadConfig(BaseModel):
         if self.prefetch.mode != "hint":
             prefetch += f" ({self.prefetch.mode if isinstance(self.prefetch.mode, str) else 'mode per layer'})"
         cpu = f" + {self.cpu.title}" if self.cpu.is_used else ""
+        if self.utility.loads != "none":
+            prefetch += f" + utility loads ({self.utility.loads})"
         prefill = " + streamed prefill" if self.prefill.strategy == "stream" else ""
         return f"{self.cache.policy}/{self.cache.scope}{prefetch}{prefill}{cpu}"
 

@@ -5,6 +5,7 @@ Two drivers carry its plans out, the SimPy machine and the live engine, with the
 
     preload                             once -> loads to carry out before the first pass, then landed for each
 
+    drafting_begins                     if the core plans then: before each pass that generates -> loads to submit
     begin_pass
     for each MoE layer:
         landed ...                      every copy that has finished since, in order of landing
@@ -26,21 +27,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulator.policies.cache import CachePolicy, Key, make_cache_policy
-from simulator.policies.capacity import Capacity, describe_partitions, plan_capacity, preloaded_keys
+from simulator.policies.balancer import ExpertTimes
+from simulator.policies.cache import CachePolicy, Key
+from simulator.policies.capacity import Capacity
 from simulator.policies.config import Mode, OffloadConfig
 from simulator.policies.eviction import FutureUses
 from simulator.policies.placement import AllOnDevice, Asked, PlacementPolicy
-from simulator.policies.plans import (
-    ADMISSION,
-    ADMISSION_PRIORITY,
-    DEMAND_PRIORITY,
-    PREFETCH_PRIORITY,
-    Counters,
-    Load,
-    Wave,
-)
-from simulator.policies.prefetch import PrefetchPolicy, make_prefetch_policy
+from simulator.policies.plans import ADMISSION, ADMISSION_PRIORITY, DEMAND_PRIORITY, PREFETCH_PRIORITY, Load, Wave
+from simulator.policies.plans import Counters as Counters
+from simulator.policies.prefetch import PrefetchPolicy
 from simulator.policies.residency import Residency
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
@@ -61,8 +56,11 @@ class OffloadCore:
 
     Attributes:
         tally: counts what is decided; a driver may set its `warmup_passes`.
+        plans_when_drafting: whether a driver must call `drafting_begins` before every pass that generates.
         needs_token_counts: whether `layer_routed` must be told how many tokens ask for each expert.
     """
+
+    plans_when_drafting = False
 
     def __init__(
         self,
@@ -103,9 +101,9 @@ class OffloadCore:
         """Those of them that have no place on the device, until some are admitted."""
         self._layer = -1
         self._prefill = False
-        self._preloaded: Sequence[Key] = ()
+        self.preloaded: Sequence[Key] = ()
         """Keys to have on the device before the first pass, as far as they fit, the most wanted first."""
-        self._stream_prefill = False
+        self.streams_prefill = False
         """Load all experts of the next layer ahead in a prefill, whatever its router will say."""
         self.tally = Tally()
 
@@ -125,27 +123,19 @@ class OffloadCore:
         shape: ModelShape,
         log: list[tuple[Any, ...]] | None = None,
         future: FutureUses | None = None,
+        times: ExpertTimes | None = None,
     ) -> OffloadCore:
         """The core that a configuration describes.
 
-        `log` is that of the class; `future` holds all look-ups to come (of `future_uses`), and is None in the live
-        engine, which cannot know them.
+        `log` is that of the class; `future` holds all look-ups to come (of `future_uses`), which no live engine knows;
+        `times` are what experts cost, if the configuration `needs_expert_times`.
 
         Raises:
-            ConfigError: the budget is too small, a policy's name is unknown, or a policy needs a future or a profile
-                that is not there.
+            ConfigError: the budget is too small, or a policy's name is unknown, or what it needs is not there.
         """
-        placement = config.cpu.placement(shape.num_moe_layers)
-        capacity = plan_capacity(config.cache, shape, placement.cpu_layers)
-        partitions = describe_partitions(config, capacity, shape, placement.cpu_layers, future)
-        prefetch = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
-        prefetch.check(shape, future is not None)
-        policies = [make_cache_policy(config.cache.policy, partition) for partition in partitions]
-        modes = config.prefetch.modes(shape.num_moe_layers)
-        chosen = OffloadCore(shape, capacity, policies, prefetch, config.prefetch.max_experts, modes, placement, log)
-        chosen._preloaded = preloaded_keys(config.cache, capacity, shape, placement.cpu_layers)
-        chosen._stream_prefill = config.prefill.strategy == "stream"
-        return chosen
+        from simulator.policies.assembly import make_core
+
+        return make_core(config, shape, log, future, times)
 
     @property
     def first_uses(self) -> Sequence[int]:
@@ -154,12 +144,12 @@ class OffloadCore:
 
     def preload(self) -> tuple[Load, ...]:
         """Loads that fill the device before the first pass; counted nowhere, since no pass waits for them."""
-        if not self._preloaded:
+        if not self.preloaded:
             return ()
         if self.log is not None:
             self.log.append(("preload",))
         has_room = self._residency.has_room
-        return tuple(self._load(key, "preload", DEMAND_PRIORITY, ()) for key in self._preloaded if has_room(key[0]))
+        return tuple(self._load(key, "preload", DEMAND_PRIORITY, ()) for key in self.preloaded if has_room(key[0]))
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts. In a prefill, where nearly every expert is active, predictions are not used."""
@@ -168,6 +158,10 @@ class OffloadCore:
         self._prefill = is_prefill
         self.tally.begin_pass(is_prefill)
         self.placement.begin_pass(is_prefill)
+
+    def drafting_begins(self, window_ns: int) -> tuple[Load, ...]:
+        """The next pass is being drafted, which takes about `window_ns`; loads to submit (see `UtilityCore`)."""
+        return ()
 
     def landed(self, key: Key) -> None:
         """The copy of `key` has finished."""
@@ -206,7 +200,7 @@ class OffloadCore:
         if self._places:
             self._place(layer, experts, tokens)
         self._active = {(layer, expert) for expert in self._remaining}
-        if not self._pending or self.modes[layer] != "hint" or (self._prefill and self._stream_prefill):
+        if not self._pending or self.modes[layer] != "hint" or (self._prefill and self.streams_prefill):
             return ()
         return tuple(key for key in self._pending if key[0] == layer and key[1] not in experts)
 
@@ -248,8 +242,7 @@ class OffloadCore:
         loads: list[Load] = []
         if target < self._num_layers and target not in self.placement.cpu_layers:
             loads = self._plan_ahead(target, predicted)
-        if self._missed:
-            self._admit(loads)
+        self._plan_behind(loads)
         if self.log is not None:
             self.log.append(("prefetch", tuple(loads)))
         return tuple(loads)
@@ -311,7 +304,7 @@ class OffloadCore:
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
         """Loads for the next layer: in a prefill all of its experts or none, else what the policy selects."""
         if self._prefill:
-            return self._load_ahead(target, self._all_experts, DEMAND_PRIORITY) if self._stream_prefill else []
+            return self._load_ahead(target, self._all_experts, DEMAND_PRIORITY) if self.streams_prefill else []
         wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
         priority = PREFETCH_PRIORITY if self.modes[target] == "hint" else DEMAND_PRIORITY
         return self._load_ahead(target, wanted, priority) if wanted else []
@@ -347,6 +340,11 @@ class OffloadCore:
                 used((layer, expert))
         if self.placement.max_admissions and layer not in self.placement.cpu_layers:
             self._missed = tuple(expert for expert in part if expert not in resident)
+
+    def _plan_behind(self, loads: list[Load]) -> None:
+        """Add loads for later passes, behind everything that this pass needs."""
+        if self._missed:
+            self._admit(loads)
 
     def _admit(self, loads: list[Load]) -> None:
         """Load experts that the layer runs on the CPU, behind everything else, as far as the policy allows.

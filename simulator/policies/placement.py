@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from simulator.policies.balancer import ExpertTimes, Objective
 from simulator.policies.errors import unknown_name
+from simulator.policies.utility import UtilitySignal
 
 
 class Asked(NamedTuple):
@@ -32,10 +34,16 @@ class PlacementSettings:
         max_tokens: of `FewTokensOnCpu`.
         max_admissions: of the policies that send misses to the CPU: at most so many of these experts are on their
             way to the device at once; 0 for none ever.
+        signal, times, objective, fixed_tau, hot_from: of `balanced.Balanced`.
     """
 
     max_tokens: int = 1
     max_admissions: int = 2
+    signal: UtilitySignal | None = None
+    times: ExpertTimes | None = None
+    objective: Objective = "longest"
+    fixed_tau: int | None = None
+    hot_from: Sequence[int] | None = None
 
 
 class PlacementPolicy:
@@ -121,11 +129,18 @@ class WholeLayers(PlacementPolicy):
         return asked.experts if asked.layer in self.cpu_layers else self._others.cpu_part(asked)
 
 
+def _balanced(settings: PlacementSettings) -> PlacementPolicy:
+    from simulator.policies.balanced import make_balanced
+
+    return make_balanced(settings)
+
+
 DEFAULTS = PlacementSettings()
 PLACEMENT_POLICIES: dict[str, Callable[[PlacementSettings], PlacementPolicy]] = {
     "none": lambda _: AllOnDevice(),
     "misses": MissesOnCpu,
     "threshold": FewTokensOnCpu,
+    "balanced": _balanced,
 }
 
 
@@ -135,7 +150,7 @@ def make_placement_policy(
     """A fresh placement policy by its registered name, with `cpu_layers` on the CPU altogether.
 
     Raises:
-        ConfigError: the name is not registered.
+        ConfigError: the name is not registered, or the policy needs what the settings do not have.
     """
     if name not in PLACEMENT_POLICIES:
         raise unknown_name("CPU policy", name, PLACEMENT_POLICIES)

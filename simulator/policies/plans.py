@@ -11,6 +11,8 @@ DEMAND_PRIORITY = 0
 PREFETCH_PRIORITY = 1
 ADMISSION_PRIORITY = 2
 ADMISSION = "admission"
+UTILITY_PRIORITY = 2
+UTILITY = "utility"
 
 
 class Load(NamedTuple):

@@ -23,6 +23,7 @@ class Tally:
         self.decode = Counters()
         self.warmup_passes = 0
         self._decode_passes = 0
+        self._is_drafting = False
         self._now = self.decode
         self.first_uses: Sequence[int] = ()
         self._unused: set[Key] = set()
@@ -30,11 +31,17 @@ class Tally:
         self._counted_in: dict[Key, Counters] = {}
         """Where the load of each key on the device was counted, since it may be withdrawn in a later pass."""
 
+    def begin_drafting(self) -> None:
+        """What is planned from now on belongs to the decode pass that comes."""
+        self.begin_pass(False)
+        self._is_drafting = True
+
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts."""
+        is_counted, self._is_drafting = self._is_drafting, False
         if is_prefill:
             self._now = self.prefill
-        else:
+        elif not is_counted:
             self._now = self.decode if self._decode_passes >= self.warmup_passes else self.warmup
             self._decode_passes += 1
 

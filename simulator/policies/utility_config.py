@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from simulator.policies.balancer import Objective
 from simulator.policies.errors import unknown_name
 from simulator.policies.utility import (
     BOUNDARY_RULES,
@@ -18,7 +20,7 @@ from trace_capture.model_shape import ModelShape
 
 
 class UtilityConfig(BaseModel):
-    """How the utility of experts is kept; used where `cache.policy` is `utility`."""
+    """How the utility of experts is kept, and what is loaded by it; used where `cache.policy` is `utility`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     signal: str = "speculative"
@@ -31,6 +33,21 @@ class UtilityConfig(BaseModel):
     """Likewise down; None: 1."""
     gamma: int = Field(default=8, ge=0)
     """Drafts per verify pass at most."""
+    loads: Literal["none", "drafting", "always"] = "none"
+    """What is loaded ahead by utility: nothing; what the balancer plans while drafts are made; and beside it what
+    becomes hot while a pass runs."""
+    tau: int | None = Field(default=None, gt=0)
+    """Utility from which on an expert belongs on the device; None: the balancer chooses for every pass."""
+    scope: Literal["pass", "layer"] = "pass"
+    """One tau for all layers of a pass, or one for each."""
+    objective: Objective = "longest"
+    """What the balancer minimises: the longer of device and CPU, or their difference as the paper says."""
+    window: Literal["drafting", "round"] = "drafting"
+    """Time in which planned loads must hide: that of drafting as the paper says, or of drafting and the pass."""
+    window_ns: int | None = Field(default=None, ge=0)
+    """That time, instead of the running mean of what was measured."""
+    in_flight: int = Field(default=4, gt=0)
+    """With `always`: while a pass runs, at most so many of these loads are under way."""
 
     @field_validator("signal")
     @classmethod
