@@ -68,7 +68,7 @@ class UtilityLoads:
 
     def balance(
         self, window_ns: int, free_bytes: int, held: Sequence[Mapping[int, bool]], coming: Iterable[Key]
-    ) -> None:
+    ) -> int:
         """Set the thresholds for the pass to come, and ask for what reaches them.
 
         Args:

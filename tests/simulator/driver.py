@@ -6,14 +6,28 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
+
 from simulator.executed import executed_routing
 from simulator.hot_experts import with_hot_experts
+from simulator.policies.balancer import ExpertTimes
 from simulator.policies.belady import future_uses
 from simulator.policies.capacity import Capacity
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
+
+COPY_NS = 1000
+
+
+def times_of(shape: ModelShape, gamma: int = 8, cpu_ns: int = 60) -> ExpertTimes:
+    """Experts that the device runs in 10 ns, the CPU in `cpu_ns`, and that land after `COPY_NS`."""
+    layers = shape.num_moe_layers
+    served = np.minimum(np.arange(gamma + 2), 1)
+    rows = [np.tile(served * each, (layers, 1)) for each in (10, cpu_ns)]
+    zero = np.zeros(layers, dtype=np.int64)
+    return ExpertTimes(*rows, zero, zero, zero + COPY_NS, np.array(shape.expert_bytes))
 
 
 class CheckingDriver:
@@ -38,6 +52,7 @@ class CheckingDriver:
         self.cancelled = 0
         self.loads: list[Load] = []
         self.cpu_runs: list[tuple[int, int]] = []
+        self.window_ns = 20 * COPY_NS
 
     def run(self, trace: Trace) -> None:
         for load in self.core.preload():
@@ -45,6 +60,9 @@ class CheckingDriver:
             self.core.landed(load.key)
         self.check()
         for item in trace.passes:
+            if self.core.plans_when_drafting and item.phase != Phase.PREFILL:
+                self.maybe_land()
+                self.submit(self.core.drafting_begins(self.window_ns), set())
             self.core.begin_pass(item.phase == Phase.PREFILL)
             for layer, counts in enumerate(trace.pass_counts(item)):
                 if counts:
@@ -141,12 +159,14 @@ class CheckingDriver:
         assert self.core.resident_bytes() == sum(self.shape.expert_bytes[layer] for layer, _ in self.held)
 
 
-def driver_for(config: Any, trace: Trace, seed: int = 0, at_once: bool = False) -> CheckingDriver:
+def driver_for(
+    config: Any, trace: Trace, seed: int = 0, at_once: bool = False, log: list[Any] | None = None
+) -> CheckingDriver:
     """A driver with a fresh core of a configuration."""
     from simulator.policies.capacity import plan_capacity
 
     config = with_hot_experts(config, trace)
     future = future_uses(executed_routing(trace, config).lookups())
-    core = OffloadCore.from_config(config, trace.shape, future=future)
+    core = OffloadCore.from_config(config, trace.shape, log, future, times_of(trace.shape))
     capacity = plan_capacity(config.cache, trace.shape, config.cpu.whole_layers(trace.shape.num_moe_layers))
     return CheckingDriver(core, trace.shape, capacity, seed, at_once)
