@@ -1,4 +1,4 @@
-"""Fill the hot lists of a configuration from the load that a trace counts."""
+"""Fill the hot lists of a configuration from the load that a trace counts, or from counts alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import CacheConfig, OffloadConfig
 from simulator.policies.popularity import HotLists, hottest_of_all, hottest_per_layer
 from simulator.policies.prefetch import make_prefetch_policy
+from trace_capture.errors import ConfigError
+from trace_capture.expert_counts import ExpertCounts, popularity
 from trace_capture.model_shape import ModelShape
-from trace_capture.statistics import GENERATING, expert_load
 from trace_capture.trace import Trace
 
 
@@ -17,7 +18,9 @@ def needs_hot_experts(config: OffloadConfig) -> bool:
     return _cache_needs(config.cache) or _prefetch_needs(config)
 
 
-def with_hot_experts(config: OffloadConfig, profile: Trace) -> OffloadConfig:
+def with_hot_experts(
+    config: OffloadConfig, profile: Trace | ExpertCounts, shape: ModelShape | None = None
+) -> OffloadConfig:
     """The configuration with the hot lists that its policies need and that it does not have, else as it is.
 
     Policy `static` keeps as many experts as there is room for beside the top-k that pass through; `preload` with
@@ -25,16 +28,17 @@ def with_hot_experts(config: OffloadConfig, profile: Trace) -> OffloadConfig:
 
     Args:
         config: cache, preload and prefetch source.
-        profile: whose generated tokens are counted (all tokens where none was generated).
+        profile: a trace whose generated tokens are counted (all tokens where none was generated), or counts.
+        shape: the model that the configuration is for, which gives the bytes; by default the profile's.
 
     Raises:
-        ConfigError: the budget does not hold a layer's top-k.
+        ConfigError: the budget does not hold a layer's top-k, or the profile is of a model of another size.
     """
     if not needs_hot_experts(config):
         return config
-    shape = profile.shape
-    counts = expert_load(profile, GENERATING)
-    load: list[list[int]] = (counts if counts.any() else expert_load(profile)).tolist()
+    shape = shape or profile.shape
+    _check_same_size(profile.shape, shape)
+    load: list[list[int]] = popularity(profile).tolist()
     cache, prefetch = config.cache, config.prefetch
     if _cache_needs(cache):
         cpu_layers = config.cpu.whole_layers(shape.num_moe_layers)
@@ -45,6 +49,15 @@ def with_hot_experts(config: OffloadConfig, profile: Trace) -> OffloadConfig:
         lists = hottest_per_layer(load, [count] * shape.num_moe_layers)
         prefetch = prefetch.model_copy(update={"hot_experts": lists})
     return config.model_copy(update={"cache": cache, "prefetch": prefetch})
+
+
+def _check_same_size(counted: ModelShape, shape: ModelShape) -> None:
+    have, want = ((one.num_moe_layers, one.num_experts) for one in (counted, shape))
+    if have != want:
+        raise ConfigError(
+            f"popular experts were counted on {counted.name} ({have[0]} MoE layers x {have[1]} experts) and are for "
+            f"{shape.name} ({want[0]} x {want[1]}); give a profile of the same model"
+        )
 
 
 def _cache_needs(cache: CacheConfig) -> bool:

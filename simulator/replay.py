@@ -26,6 +26,7 @@ from simulator.stalls import STALL_PARTS
 from simulator.validation.families import prediction_band
 from trace_capture.band import ErrorBand
 from trace_capture.errors import TraceError
+from trace_capture.expert_counts import ExpertCounts
 from trace_capture.hardware import HardwareProfile
 from trace_capture.rewindow import KIND
 from trace_capture.run import Metrics, Run, RunInfo, RunPass
@@ -43,7 +44,7 @@ def simulate(
     record_spans: bool = False,
     bounds: bool = True,
     log: list[tuple[Any, ...]] | None = None,
-    profile: Trace | None = None,
+    profile: Trace | ExpertCounts | None = None,
     warmup_passes: int = 0,
 ) -> Run:
     """Replay a trace with the policies of a configuration on a machine.
@@ -56,15 +57,15 @@ def simulate(
         bounds: also work out what no policy could beat (`RunInfo.bounds`), which takes about as long again, and what
             stalls and dense layers consist of (`Metrics.stall_parts_ms`, `Metrics.dense_parts_ms`).
         log: if given, every call to the offload core and every plan is appended to it.
-        profile: the trace to count hot experts on, where the configuration needs them and has none; by default the
-            replayed one itself, which is hindsight.
+        profile: the trace to count hot experts on, or their counts, where the configuration needs them and has none;
+            by default the replayed one itself, which is hindsight.
         warmup_passes: so many decode passes at the start are replayed and left out of all figures.
 
     Returns:
         A run of kind `simulated`; times are whole nanoseconds and the same for the same inputs.
 
     Raises:
-        ConfigError: the budget does not hold a layer's top-k.
+        ConfigError: the budget does not hold a layer's top-k, or the profile is of a model of another size.
         TraceError: the trace is empty, lacks predictions that the configuration needs, or has no more decode passes
             than the warm-up.
         ProfileError: the profile lacks a rate that is needed.
@@ -74,7 +75,7 @@ def simulate(
     costs = CostModel(hardware, trace.shape)
     source, trace = trace, split_prefill(trace, config.prefill.micro_batch)
     counted = needs_hot_experts(config)
-    config = with_hot_experts(config, profile or trace)
+    config = with_hot_experts(config, profile or trace, trace.shape)
     times = times_for(config, hardware, trace.shape)
     core = OffloadCore.from_config(config, trace.shape, log, _future(trace, config), times)
     core.tally.warmup_passes = warmup_passes
@@ -227,6 +228,7 @@ def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel, band: Erro
         notes.append("verify passes were made of decode passes: where rejected drafts are routed is assumed")
     if trace.info.draft is not None and not trace.info.draft.weight_bytes:
         notes.append("drafting takes no time here: the trace does not say how large the draft model is")
+    notes += [f"imported trace: {note}" for note in trace.info.options.get("notes", [])]
     if trace.info.source == "synthetic":
         notes.append("synthetic trace: routing statistics are assumed, not measured")
     return notes

@@ -19,6 +19,7 @@ from simulator.slot_split import SlotSplit, split_slots
 from simulator.tune_cpu import num_with_cpu_misses, with_cpu_layers, with_cpu_misses
 from simulator.validation.families import strategy_family
 from trace_capture.errors import TraceError
+from trace_capture.expert_counts import ExpertCounts
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
 from trace_capture.statistics import GENERATING, lru_hit_curve
@@ -83,6 +84,7 @@ def tune(
     device: DeviceConfig = DeviceConfig(),  # noqa: B008
     scopes: Sequence[Scope] = ("layer",),
     progress: Progress | None = None,
+    profile: Trace | ExpertCounts | None = None,
 ) -> TuneResult:
     """Find the fastest configuration for a trace, a machine and a budget of device memory.
 
@@ -101,6 +103,7 @@ def tune(
         scopes: `layer` for slots of each layer's own; add `global` to try one pool for all, which the live engine
             supports at the price of gathering weights at every call.
         progress: called with (simulations done, all simulations).
+        profile: a trace or counts that tell which experts are popular; by default the training part does.
 
     Returns:
         The same for the same inputs.
@@ -114,7 +117,7 @@ def tune(
     costs = CostModel(hardware, trace.shape)
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
     split = split_slots(lru_hit_curve(train, GENERATING), copy_ns, trace.shape, budget_bytes)
-    planned = _plan(train, _caches(trace, budget_bytes, split, scopes), device)
+    planned = _plan(train, _caches(trace, budget_bytes, split, scopes), device, profile or train)
     even = CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape)))
     plain = OffloadConfig(label="plain LRU, even split", cache=even, device=device)
     has_cpu = costs.is_measured or hardware.host is not None
@@ -195,16 +198,16 @@ def _caches(
 
 
 def _plan(
-    train: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig
+    train: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig, profile: Trace | ExpertCounts
 ) -> list[tuple[str, OffloadConfig]]:
-    """Every cache with every prefetch source, named by its split; what is hot is counted on the training part."""
+    """Every cache with every prefetch source, named by its split; what is hot is counted on the profile."""
     result = []
     for name, cache in caches:
         for source in _sources(train):
             if (cache.policy, source.source) == ("static", "popularity"):
                 continue  # what is popular is there already
             config = OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device)
-            result.append((name, with_hot_experts(config, train)))
+            result.append((name, with_hot_experts(config, profile, train.shape)))
     return result
 
 

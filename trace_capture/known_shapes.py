@@ -7,8 +7,9 @@ Each has the fields of the model's published `config.json` (`trace_capture.known
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
-from trace_capture.config_shape import shape_from_config
+from trace_capture.config_shape import shape_from_config, shape_from_config_json
 from trace_capture.errors import ModelError
 from trace_capture.known_configs import KNOWN_ALIASES, KNOWN_CONFIGS
 from trace_capture.model_shape import ModelShape
@@ -36,6 +37,24 @@ def known_shape(name: str) -> ModelShape:
         )
     shape = shape_from_config(KNOWN_CONFIGS[key], key, where=f"built-in shape '{key}'")
     return shape.with_weights(weights) if weights else shape
+
+
+def find_shape(model: str) -> ModelShape:
+    """The shape that an argument names.
+
+    Args:
+        model: a name that `known_shape` takes, a `config.json` or the folder of one, or a trace (`.parquet`).
+
+    Raises:
+        ModelError: no such model or configuration.
+        TraceError: the trace cannot be read.
+    """
+    path = Path(model)
+    if path.suffix == ".parquet":
+        from trace_capture.trace import Trace
+
+        return Trace.load(path).shape
+    return shape_from_config_json(path) if path.exists() else known_shape(model)
 
 
 def known_shape_names() -> list[str]:

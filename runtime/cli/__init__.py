@@ -10,7 +10,19 @@ from trace_capture.errors import StudioError
 
 def main() -> None:
     """Entry point: exit code 0, 1 for a failed run, 2 for a mistake in the input."""
-    from runtime.cli import evaluation, exports, hardware, live, machines, show, synthesize, traces, validation, whatif  # noqa: F401 - the verbs register themselves
+    from runtime.cli import (  # noqa: F401 - the verbs register themselves
+        evaluation,
+        exports,
+        hardware,
+        imports,
+        live,
+        machines,
+        show,
+        synthesize,
+        traces,
+        validation,
+        whatif,
+    )
 
     try:
         app()

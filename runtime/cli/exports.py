@@ -13,6 +13,7 @@ from runtime.cli.hardware_options import Disk, Gpu, Host, Link, Set, Weights, ch
 if TYPE_CHECKING:
     from simulator.exports import Export
     from simulator.policies.config import OffloadConfig
+    from trace_capture.expert_counts import ExpertCounts
     from trace_capture.hardware import HardwareProfile
     from trace_capture.model_shape import ModelShape
     from trace_capture.trace import Trace
@@ -24,7 +25,9 @@ def export_command(
     target: Annotated[str | None, typer.Option("--target", help="Engine to write for; --list shows them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All targets, a folder each.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show the targets and the versions they assume.")] = False,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Counts of experts, and predictions.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="A trace (counts of experts, predictions), or counts (.json) alone.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Shape of the model, by name or config.json; by default the trace's.")
     ] = None,
@@ -78,7 +81,7 @@ def _export(
     targets: list[str],
     shape: ModelShape,
     machine: HardwareProfile | None,
-    trace: Trace | None,
+    routing: Trace | ExpertCounts | None,
     options: Any,
     out: Path | None,
     every: bool,
@@ -87,14 +90,19 @@ def _export(
     """Make and write the exports; of several, those that cannot be made are told and left out."""
     from simulator.exports import export
     from trace_capture.errors import ConfigError
+    from trace_capture.trace import Trace
 
+    trace = routing if isinstance(routing, Trace) else None
+    popular = None if isinstance(routing, Trace) else routing
     done: list[Export] = []
     refused: dict[str, str] = {}
     with progress_bar(every and not as_json) as step:
         report = step("export")
         for place, name in enumerate(targets, start=1):
             try:
-                done.append(export(config, name, shape, hardware=machine, trace=trace, options=options))
+                done.append(
+                    export(config, name, shape, hardware=machine, trace=trace, options=options, popular=popular)
+                )
             except ConfigError as error:
                 if not every:
                     raise
@@ -149,13 +157,13 @@ def _list_targets(as_json: bool) -> None:
     say_next("moe-studio export tuned.toml --target llama.cpp --trace t.parquet --out llama")
 
 
-def _routing(config: OffloadConfig, trace: Path | None, weights: str | None) -> Trace | None:
-    """The trace, in the weight format that is asked for or that the configuration was tuned with."""
+def _routing(config: OffloadConfig, trace: Path | None, weights: str | None) -> Trace | ExpertCounts | None:
+    """The trace or counts, in the weight format that is asked for or that the configuration was tuned with."""
     if trace is None:
         return None
-    from trace_capture.trace import Trace
+    from trace_capture.expert_counts import load_popularity
 
-    loaded = Trace.load(trace)
+    loaded = load_popularity(trace)
     name, _, tuned_format = (config.provenance.model if config.provenance else "").partition(":")
     is_same_model = name == loaded.shape.name.partition(":")[0] and config.provenance is not None
     if weights is None and tuned_format and is_same_model and loaded.shape.name.partition(":")[2] != tuned_format:
@@ -165,13 +173,11 @@ def _routing(config: OffloadConfig, trace: Path | None, weights: str | None) -> 
 
 def _shape(config: OffloadConfig, model: str | None, weights: str | None) -> ModelShape:
     """The model that is named, or the one that the configuration was tuned for where it is a built-in one."""
-    from trace_capture.config_shape import shape_from_config_json
     from trace_capture.errors import ConfigError, ModelError
-    from trace_capture.known_shapes import known_shape
+    from trace_capture.known_shapes import find_shape, known_shape
 
     if model is not None:
-        path = Path(model)
-        shape = shape_from_config_json(path) if path.exists() else known_shape(model)
+        shape = find_shape(model)
         return shape.with_weights(weights) if weights else shape
     name = config.provenance.model if config.provenance else ""
     try:

@@ -47,30 +47,16 @@ def hardware_command(
         if not as_json:
             say_next(f"moe-studio hardware {hardware_flags(*machine)} --model qwen3-30b-a3b:q4_k_m")
         return
+    from trace_capture.known_shapes import find_shape
     from trace_capture.trace import DraftSettings
 
     draft = DraftSettings(kind="model", gamma=1, weight_bytes=int(draft_mib * (1 << 20))) if draft_mib else None
-    report = _report(profile, _shape(model), context, draft)
+    report = _report(profile, find_shape(model), context, draft)
     if as_json:
         say_json(report)
         return
     _say_report(report)
     say_next(f"moe-studio simulate TRACE {hardware_flags(*machine)}")
-
-
-def _shape(model: str) -> ModelShape:
-    """The shape that an argument names: built in, a configuration, or a trace's."""
-    from pathlib import Path
-
-    from trace_capture.config_shape import shape_from_config_json
-    from trace_capture.known_shapes import known_shape
-
-    path = Path(model)
-    if path.suffix == ".parquet":
-        from trace_capture.trace import Trace
-
-        return Trace.load(path).shape
-    return shape_from_config_json(path) if path.exists() else known_shape(model)
 
 
 def _report(profile: HardwareProfile, shape: ModelShape, context: int, draft: Any) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from runtime.cli.app import assignments
 
 if TYPE_CHECKING:
+    from trace_capture.expert_counts import ExpertCounts
     from trace_capture.hardware import HardwareProfile
     from trace_capture.trace import Trace
+
+Routing = TypeVar("Routing", bound="Trace | ExpertCounts")
 
 DEFAULT_HARDWARE = "rtx4090-pcie4x16"
 
@@ -30,7 +33,7 @@ Weights = Annotated[
 ]
 
 
-def in_format(trace: Trace, weights: str | None) -> Trace:
+def in_format(trace: Routing, weights: str | None) -> Routing:
     """The same routing of a model whose weights are stored in another format; None: as they are.
 
     Raises:
@@ -40,8 +43,11 @@ def in_format(trace: Trace, weights: str | None) -> Trace:
 
     if weights is None:
         return trace
+    from trace_capture.trace import Trace
+
     shape = trace.shape.with_weights(weights)
-    return replace(trace, info=trace.info.model_copy(update={"shape": shape}))
+    changes = {"info": trace.info.model_copy(update={"shape": shape})} if isinstance(trace, Trace) else {"shape": shape}
+    return replace(trace, **changes)
 
 
 def chosen_profile(

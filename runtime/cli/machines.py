@@ -43,6 +43,10 @@ from runtime.cli.traces import Estimator, Model, PromptFile, Texts, Vectors
 if TYPE_CHECKING:
     from trace_capture.run import Run
 
+Profile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Another trace, or counts (.json), that tell which experts are popular."),
+]
 TracePath = Annotated[Path, typer.Argument(help="A trace made by capture or import.")]
 
 
@@ -124,9 +128,7 @@ def simulate_command(
     config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
     cpu_layers: CpuLayers = None,
     cpu_experts: CpuExperts = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Another trace, on which to count which experts are popular.")
-    ] = None,
+    profile: Profile = None,
     warmup: Warmup = 0,
     hardware: Hardware = DEFAULT_HARDWARE,
     gpu: Gpu = None,
@@ -149,6 +151,7 @@ def simulate_command(
     from simulator.config_file import load_config, save_config
     from simulator.policies.config import OffloadConfig, parse_config
     from simulator.replay import simulate
+    from trace_capture.expert_counts import load_popularity
     from trace_capture.trace import Trace
 
     budget = budget_mib, budget_ratio
@@ -159,7 +162,7 @@ def simulate_command(
         chosen_profile(*machine),
         with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts),
         record_spans=out is not None,
-        profile=in_format(Trace.load(profile), weights) if profile else None,
+        profile=load_popularity(profile) if profile else None,
         warmup_passes=warmup,
     )
     if out is not None:
@@ -187,6 +190,7 @@ def tune_command(
     budget_mib: BudgetMib = None,
     budget_ratio: BudgetRatio = None,
     global_pool: Annotated[bool, typer.Option(help="Also try one pool for all layers.")] = False,
+    popular: Profile = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest configuration for a trace, a machine and a budget; write it as TOML.
@@ -196,6 +200,7 @@ def tune_command(
     from simulator.config_file import save_config
     from simulator.policies.config import DeviceConfig
     from simulator.tune import tune
+    from trace_capture.expert_counts import load_popularity
     from trace_capture.trace import Trace
 
     loaded, profile = in_format(Trace.load(trace), weights), chosen_profile(hardware, gpu, host, link, disk, numbers)
@@ -209,6 +214,7 @@ def tune_command(
             device=device,
             scopes=("layer", "global") if global_pool else ("layer",),
             progress=step("tune"),
+            profile=load_popularity(popular) if popular else None,
         )
     save_config(result.config, out)
     if as_json:

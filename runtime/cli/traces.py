@@ -1,4 +1,4 @@
-"""Verbs that make traces and look into them: capture, import, inspect."""
+"""Verbs that make traces and look into them: capture, inspect."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def capture_command(
             estimator_path=estimator,
             progress=step("capture"),
         )
-    _report(trace, out, as_json)
+    report_trace(trace, out, as_json)
 
 
 @app.command("calibrate-model")
@@ -160,24 +160,6 @@ def train_estimator_command(
     say_next(f"moe-studio capture --model {model} --predict hybrid --text 'your prompt' --out t.parquet")
 
 
-@app.command("import")
-def import_command(
-    source: Annotated[Path, typer.Argument(help="The file to read.")],
-    out: Out,
-    trace_format: Annotated[str | None, typer.Option("--format", help="Format; recognised when left out.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Turn a routing trace that another program recorded into the project's own format.
-
-    Example: moe-studio import qwen.route.csv --out qwen.parquet
-    """
-    from trace_capture.importers import import_trace
-
-    trace = import_trace(source, trace_format)
-    trace.save(out)
-    _report(trace, out, as_json)
-
-
 @app.command("inspect")
 def inspect_command(
     trace: Annotated[Path, typer.Argument(help="A trace, or the .partial file of a capture that did not end.")],
@@ -210,7 +192,7 @@ def inspect_command(
         save_figure(more, loaded.shape.name, figure)
     if worth_it:
         more |= worth(loaded, assignments(settings, "--set"), not as_json)
-    _report(loaded, recover or trace, as_json, more)
+    report_trace(loaded, recover or trace, as_json, more)
 
 
 def summary(trace: Trace) -> dict[str, Any]:
@@ -244,6 +226,7 @@ def summary(trace: Trace) -> dict[str, Any]:
         "previous_token_overlap": mean(consecutive_overlap(trace)),
         "load_entropy_ratio": mean(load_entropy_ratio(expert_load(trace))),
         "predictor_recall": {name: mean(recall) for name, recall in predictor_recall(trace).items()},
+        "notes": list(trace.info.options.get("notes", [])),
         "digest": trace.digest,
     }
 
@@ -261,7 +244,8 @@ def _report_estimator(facts: dict[str, Any]) -> None:
         say(f"  {layer:5d} {100 * router:6.1f} %   {100 * estimator:6.1f} %  {taken}")
 
 
-def _report(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+def report_trace(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+    """Say what is in a trace that was just written or read."""
     more = more or {}
     facts = summary(trace) | {"path": str(path)} | more
     if as_json:
@@ -278,6 +262,8 @@ def _report(trace: Trace, path: Path, as_json: bool, more: dict[str, Any] | None
     say(f"  load entropy: {_percent(facts['load_entropy_ratio'])} of even")
     for name, recall in facts["predictor_recall"].items():
         say(f"  predictor {name}: recall {_percent(recall)}")
+    for note in facts["notes"]:
+        say(f"  note: {note}")
     if "information" in more:
         say_foresight(more)
     if "verdicts" in more:

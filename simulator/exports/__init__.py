@@ -11,6 +11,7 @@ from simulator.exports.result import Export, ExportedFile, Mapping
 from simulator.exports.source import ExportOptions, ExportSource
 from simulator.policies.config import OffloadConfig
 from simulator.policies.errors import unknown_name
+from trace_capture.expert_counts import ExpertCounts
 from trace_capture.hardware import HardwareProfile
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Trace
@@ -27,6 +28,7 @@ def export(
     hardware: HardwareProfile | None = None,
     trace: Trace | None = None,
     options: ExportOptions = ExportOptions(),  # noqa: B008 - frozen
+    popular: ExpertCounts | None = None,
 ) -> Export:
     """A configuration in a target's formats; writes nothing.
 
@@ -37,6 +39,7 @@ def export(
         hardware: the machine: threads and memory come from it, and predictions need it.
         trace: routing: expert counts come from it, and predictions need it.
         options: paths and sizes that the files are to say.
+        popular: expert counts without order, where there is no trace.
 
     Raises:
         ConfigError: no such target, the configuration does not fit the model, or the target cannot do anything like
@@ -45,7 +48,7 @@ def export(
     if target not in TARGETS:
         raise unknown_name("target", target, TARGETS)
     chosen = TARGETS[target]
-    source = ExportSource(config, shape, hardware, trace, options)
+    source = ExportSource(config, shape, hardware, trace, options, popular)
     source.check()
     mapping = chosen.mapping(source)
     configured = predict_configured(source)

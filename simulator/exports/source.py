@@ -11,9 +11,10 @@ from simulator.policies.capacity import Capacity, plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.popularity import check_hot_experts
 from trace_capture.errors import ConfigError, TraceError
+from trace_capture.expert_counts import ExpertCounts, popularity
 from trace_capture.hardware import HardwareProfile
 from trace_capture.model_shape import ModelShape
-from trace_capture.statistics import GENERATING, Counts, expert_load
+from trace_capture.statistics import Counts
 from trace_capture.trace import DraftSettings, Trace
 
 
@@ -41,6 +42,7 @@ class ExportSource:
         shape: the model, in the format its weights are stored in.
         hardware: the machine, if it is known.
         trace: routing of the workload, if there is one: expert counts come from it, and predictions.
+        popular: counts without order, in place of a trace, where there are only those.
         options: paths and sizes to write.
     """
 
@@ -49,6 +51,7 @@ class ExportSource:
     hardware: HardwareProfile | None = None
     trace: Trace | None = None
     options: ExportOptions = ExportOptions()
+    popular: ExpertCounts | None = None
 
     @cached_property
     def cpu_layers(self) -> frozenset[int]:
@@ -91,8 +94,9 @@ class ExportSource:
 
     @cached_property
     def counts(self) -> Counts | None:
-        """Generated tokens per expert, int64 [L, E] (all tokens where none was generated); None without a trace."""
-        return None if self.trace is None else _counted(self.trace)
+        """Generated tokens per expert, int64 [L, E] (all tokens where none was generated); None where not known."""
+        known = self.trace or self.popular
+        return None if known is None else popularity(known)
 
     @cached_property
     def parts(self) -> tuple[Trace, Trace] | None:
@@ -110,7 +114,7 @@ class ExportSource:
     @property
     def training_counts(self) -> Counts | None:
         """As `counts`, of the part that predictions do not replay."""
-        return None if self.parts is None else _counted(self.parts[0])
+        return None if self.parts is None else popularity(self.parts[0])
 
     def by_decoder_layer(self, counts: Counts) -> Counts:
         """Counts [L, E] as int64 [decoder layers, E], with zeros where a layer has no experts."""
@@ -136,22 +140,18 @@ class ExportSource:
         return tuple(self.shape.moe_layer_ids[layer] for layer in moe_layers)
 
     def check(self) -> None:
-        """Refuse a trace of another model.
+        """Refuse routing of another model.
 
         Raises:
-            ConfigError: layers or experts of trace and model differ, or the configuration does not fit the model.
+            ConfigError: layers or experts of routing and model differ, or the configuration does not fit the model.
         """
         _ = self.capacity
-        if self.trace is None:
+        known = self.trace or self.popular
+        if known is None:
             return
-        have, want = self.trace.shape, self.shape
+        have, want = known.shape, self.shape
         if (have.moe_layer_ids, have.num_experts) != (want.moe_layer_ids, want.num_experts):
             raise ConfigError(
-                f"the trace is of {have.name} ({have.num_moe_layers} MoE layers x {have.num_experts} experts) and the "
-                f"model is {want.name} ({want.num_moe_layers} x {want.num_experts}); give a trace of the same model"
+                f"the routing is of {have.name} ({have.num_moe_layers} MoE layers x {have.num_experts} experts) and "
+                f"the model is {want.name} ({want.num_moe_layers} x {want.num_experts}); give one of the same model"
             )
-
-
-def _counted(trace: Trace) -> Counts:
-    counts = expert_load(trace, GENERATING)
-    return counts if counts.any() else expert_load(trace)

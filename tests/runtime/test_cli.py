@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.capture import capture
-from runtime.cli import evaluation, hardware, live, machines, show, traces  # noqa: F401 - they register the verbs
+from runtime.cli import evaluation, hardware, imports, live, machines, show, traces  # noqa: F401 - they register the verbs
 from runtime.cli.app import app
 from runtime.models import LoadedModel
 from tests.simulator.builders import make_shape

@@ -114,7 +114,9 @@ def test_other_trace_other_machine_and_too_little_memory_are_said() -> None:
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"unknown target 'lama.cpp'; did you mean 'llama.cpp'\?"):
         exported("lama.cpp", HALF)
-    with pytest.raises(ConfigError, match="the trace is of toy .6 MoE layers x 8 experts. and the model is toy .5 x 8"):
+    with pytest.raises(
+        ConfigError, match="the routing is of toy .6 MoE layers x 8 experts. and the model is toy .5 x 8"
+    ):
         exported("llama.cpp", HALF, shape=sparse_shape(layers=5), trace=TRACE)
     with pytest.raises(ConfigError, match="slots_per_layer has 3 entries"):
         exported("llama.cpp", config_of(slots(4, 4, 4)))

@@ -148,7 +148,7 @@ def test_files_without_rows_or_format(make: Any, write_route: Write, tmp_path: P
         import_trace(write_route("pos,layer,id0\n"))
     with pytest.raises(TraceError, match="is not a route trace"):
         import_trace(write_route("pos,layer,id0\n"), format="route-trace")
-    with pytest.raises(TraceError, match="unknown trace format 'mbolt' .*choose one of: route-trace"):
+    with pytest.raises(TraceError, match="unknown trace format 'mbolt' .*choose one of: .*route-trace"):
         import_trace(write_route("x"), format="mbolt")
     with pytest.raises(TraceError, match="cannot read .*gone"):
         import_trace(tmp_path / "gone.csv")
@@ -156,7 +156,7 @@ def test_files_without_rows_or_format(make: Any, write_route: Write, tmp_path: P
     binary.write_bytes(b"# route_trace v1\n\xff\xfe\n")
     with pytest.raises(TraceError, match="not a text file"):
         import_trace(binary)
-    assert detect_format(write_route(make.route_text([]))) == "route-trace" and list(IMPORTERS) == ["route-trace"]
+    assert detect_format(write_route(make.route_text([]))) == "route-trace" and "route-trace" in IMPORTERS
 
 
 class Pool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from trace_capture.errors import TraceError
-from trace_capture.files import file_digest
+from trace_capture.importers.formats import NO_OPTIONS, FileHead, ImportOptions, provenance, read_text
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
 from trace_capture.trace_checks import check_trace
@@ -50,16 +50,16 @@ class _Rows(NamedTuple):
     weight: npt.NDArray[np.float64]
 
 
-def is_route_trace(first_line: str) -> bool:
-    """Whether a file that begins with this line is a route trace, of whatever version."""
-    return first_line.startswith(_MAGIC)
+def is_route_trace(head: FileHead) -> bool:
+    """Whether a file is a route trace, of whatever version."""
+    return head.line.startswith(_MAGIC)
 
 
-def read_route_trace(path: Path) -> Trace:
+def read_route_trace(path: Path, options: ImportOptions = NO_OPTIONS) -> Trace:
     """Read a `route_trace v1` CSV.
 
     Each turn becomes a sequence; its prefill is one pass and each decode step another. Positions are the recorded
-    steps; token ids are not recorded (-1).
+    steps; token ids are not recorded (-1). The file says what model it was, so options are not needed.
 
     Raises:
         TraceError: missing, empty, of another version, cut off, not numeric, or impossible (an expert twice in a
@@ -71,25 +71,18 @@ def read_route_trace(path: Path) -> Trace:
     shape, moe_layers = _shape(comments, path)
     rows = _parse_rows(lines, path)
     _check_ranges(rows, shape, moe_layers, path)
-    info = TraceInfo(shape=shape, source="import:route-trace", options={"file": path.name, "sha256": file_digest(path)})
+    info = TraceInfo(shape=shape, source="import:route-trace", options=provenance(path))
     trace = _assemble(rows, info, moe_layers, path)
     check_trace(trace, where=str(path))
     return trace
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}; give the path of a route trace") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            f"{path} is not a text file ({error.reason} at byte {error.start}); record it again"
-        ) from error
+    text = read_text(path)
     if not text.strip():
         raise TraceError(f"{path} is empty; record the trace again")
     lines = text.splitlines()
-    if not is_route_trace(lines[0]):
+    if not lines[0].startswith(_MAGIC):
         raise TraceError(f"{path} does not begin with '{_MAGIC} {_SUPPORTED_VERSION}'; it is not a route trace")
     version = lines[0].removeprefix(_MAGIC).strip() or "none"
     if version != _SUPPORTED_VERSION:
