@@ -93,6 +93,7 @@ def calibrate(
         cpu_layer_ns=cpu.layer_ns,
         cpu_start_ns=cpu.start_ns,
         cpu_split_ns=cpu.split_ns,
+        cpu_beside_ns=cpu.beside_ns,
         pass_overhead_ns=tuple(tables.overhead_ns),
         decide_ns=tables.decide_ns,
         decide_first_load_ns=loads.first_load_ns,
@@ -166,7 +167,7 @@ def _measure_compute(
     loaded: LoadedModel, ids: Tensor, counts: Sequence[int], repeats: int, tick: Callable[[], None]
 ) -> _Tables:
     """Generate from prompts of each length on a fully resident engine, warm; all at the usual speed of the machine."""
-    sampling = Sampling(temperature=0.0, ignore_eos=True)
+    sampling = Sampling(temperature=0.8, ignore_eos=True)  # drawing a token is part of a pass
     decode: list[tuple[_Pass, Probes]] = []
     prefill: dict[int, list[tuple[_Pass, Probes]]] = {count: [] for count in counts[1:]}
     with offloaded(loaded.model, resident_config(loaded)) as engine, probed(loaded.model) as seen:

@@ -30,6 +30,8 @@ class CpuCosts(NamedTuple):
     """Handing a layer's experts over: bookkeeping beside what a layer has in any case."""
     split_ns: float
     """Further time of the device's part of a layer of which another part runs on the CPU."""
+    beside_ns: float
+    """Further time of the CPU's part beside the device's."""
 
 
 class _Layer(NamedTuple):
@@ -98,21 +100,31 @@ def _handed_over(passes: Sequence[tuple[_Pass, Probes]], tokens: int, reference_
 
 
 def _read(whole: list[float], layers: Sequence[_Layer], slowdown: float) -> CpuCosts:
+    """Costs by layers of which a part ran on the CPU, beside layers that ran on the device alone."""
     device_only = [layer.times for layer in layers if not layer.on_cpu]
-    split = [layer.times for layer in layers if layer.on_cpu and layer.on_device]
-    spans = [(layer.on_cpu, layer.times.cpu_ns) for layer in layers if layer.times.cpu_ns is not None]
-    numbers = np.array([number for number, _ in spans], dtype=np.float64)
-    layer_ns = start_ns = split_ns = 0.0
-    if len(set(numbers)) > 1:
-        durations = [median(end - begin for n, (begin, end) in spans if n == number) for number in sorted(set(numbers))]
-        weights = np.sqrt([float((numbers == number).sum()) for number in sorted(set(numbers))])
-        per_expert = max(0.0, float(np.polyfit(sorted(set(numbers)), durations, 1, w=weights)[0])) / slowdown
-        layer_ns = max(0.0, whole[0] - per_expert * max(layer.on_cpu + layer.on_device for layer in layers))
-    if split and device_only:
-        start_ns = median(t.decided_ns - t.entered_ns for t in split) - median(
-            t.decided_ns - t.entered_ns for t in device_only
-        )
-        split_ns = median(t.device_done_ns - t.landed_ns for t in split) - median(
-            t.done_ns - t.landed_ns for t in device_only
-        )
-    return CpuCosts(whole, layer_ns, max(0.0, start_ns) / slowdown, max(0.0, split_ns) / slowdown)
+    split = [layer for layer in layers if layer.on_cpu and layer.on_device]
+    if not split or not device_only:
+        return CpuCosts(whole, 0.0, 0.0, 0.0, 0.0)
+    top_k = max(layer.on_cpu + layer.on_device for layer in layers)
+    spans: dict[int, list[float]] = {}
+    for layer in split:
+        spans.setdefault(layer.on_cpu, []).append(_cpu_part_ns(layer.times) / slowdown)
+    counts = sorted(spans)
+    per_expert = 0.0
+    if len(counts) > 1:
+        weights = np.sqrt([len(spans[count]) for count in counts])
+        slope = np.polyfit(counts, [median(spans[count]) for count in counts], 1, w=weights)[0]
+        per_expert = min(max(0.0, float(slope)), whole[0] / top_k)
+    layer_ns = whole[0] - per_expert * top_k
+    beside_ns = median(span - per_expert * count for count in counts for span in spans[count]) - layer_ns
+    start_ns = median(layer.times.decided_ns - layer.times.entered_ns for layer in split)
+    start_ns -= median(times.decided_ns - times.entered_ns for times in device_only)
+    split_ns = median(layer.times.device_done_ns - layer.times.landed_ns for layer in split)
+    split_ns -= median(times.done_ns - times.landed_ns for times in device_only)
+    return CpuCosts(whole, layer_ns, max(0.0, start_ns) / slowdown, max(0.0, split_ns) / slowdown, max(0.0, beside_ns))
+
+
+def _cpu_part_ns(times: LayerTimes) -> float:
+    """From the hand-over to the end of the CPU's part; to the end of the layer where that waited for it."""
+    ended_ns = times.cpu_ns[1] if times.cpu_ns is not None else times.decided_ns
+    return (times.done_ns if ended_ns > times.device_done_ns else ended_ns) - times.decided_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from simulator.costs.device import DeviceCosts
 from simulator.costs.drafting import drafting_ns
@@ -142,6 +142,17 @@ class RooflineCompute:
         return self.device.launch_ns
 
 
+class Sharing(NamedTuple):
+    """Further times of a layer that device and CPU share."""
+
+    start_ns: int
+    """Handing experts to the CPU."""
+    device_ns: int
+    """The device's part while another runs on the CPU."""
+    cpu_ns: int
+    """The CPU's part while another runs on the device."""
+
+
 class CostModel:
     """All costs of one model on one machine.
 
@@ -165,14 +176,12 @@ class CostModel:
             self.compute = RooflineCompute(profile, shape)
 
     @property
-    def cpu_start_ns(self) -> int:
-        """Bookkeeping of handing experts to the CPU, beside that of any layer."""
-        return round(self._profile.measured.cpu_start_ns) if self.is_measured and self._profile.measured else 0
-
-    @property
-    def cpu_split_ns(self) -> int:
-        """Further time of the device's part of a layer of which another part runs on the CPU."""
-        return round(self._profile.measured.cpu_split_ns) if self.is_measured and self._profile.measured else 0
+    def sharing(self) -> Sharing:
+        """What a layer costs further where experts run on the CPU; known of calibrated machines alone."""
+        measured = self._profile.measured
+        if not self.is_measured or measured is None:
+            return Sharing(0, 0, 0)
+        return Sharing(round(measured.cpu_start_ns), round(measured.cpu_split_ns), round(measured.cpu_beside_ns))
 
     def wakeup_ns(self, stall_ns: int) -> int:
         """Time lost after a stall: by its length where that was measured with this model, else the link's constant.

@@ -91,7 +91,7 @@ class Machine:
         self._serial = serial
         self._predict = predictions_of(trace, core.prefetch)
         self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
-        self._cpu_start_ns, self._cpu_split_ns = costs.cpu_start_ns, costs.cpu_split_ns
+        self._sharing = costs.sharing
         self._wakeup_ns = lru_cache(maxsize=1 << 16)(costs.wakeup_ns)
         self._compute = costs.compute
         self._dense_parts_ns = costs.dense_parts_ns
@@ -223,7 +223,7 @@ class Machine:
                 self._wait(item, layer, wave.wait)
             if wave.experts:
                 experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
-                experts_ns += self._cpu_split_ns if self._cpu_end_ns else 0
+                experts_ns += self._sharing.device_ns if self._cpu_end_ns else 0
                 self._spend("experts", "device", experts_ns, item, layer)
             core.wave_done()
         if self._cpu_end_ns:
@@ -243,7 +243,7 @@ class Machine:
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
         self._began_ns = self._now
-        decide_ns = self._decide_ns(len(wave.loads)) + (self._cpu_start_ns if wave.cpu_experts else 0)
+        decide_ns = self._decide_ns(len(wave.loads)) + (self._sharing.start_ns if wave.cpu_experts else 0)
         self._terms["decide"] += decide_ns
         self._now += decide_ns
         if wave.cpu_experts:
@@ -273,6 +273,7 @@ class Machine:
         tokens, active = item.stop - item.start, len(self._experts)
         self._cpu_began_ns = self._now
         self._cpu_end_ns = self._now + self._cpu_experts_ns(layer, tokens, len(wave.cpu_experts), active)
+        self._cpu_end_ns += self._sharing.cpu_ns if wave.experts else 0
         if self._serial:
             self._end_host_work(item, layer)
             self._join(item, layer)

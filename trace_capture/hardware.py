@@ -144,6 +144,8 @@ class MeasuredCosts(BaseModel):
     """Further bookkeeping of a layer with experts on the CPU."""
     cpu_split_ns: float = 0.0
     """Further time of the device's part of a layer of which another part runs on the CPU."""
+    cpu_beside_ns: float = 0.0
+    """Further time of the CPU's part of a layer of which another part runs on the device."""
     stall_ns: tuple[float, ...] = ()
     """Lengths of stalls at which `wakeup_ns` was measured, rising; empty: `link.wakeup_ns` after every stall."""
     wakeup_ns: tuple[float, ...] = ()
@@ -155,7 +157,7 @@ class MeasuredCosts(BaseModel):
     def slowed(self, ratio: float) -> MeasuredCosts:
         """The same costs on a machine on which all of them take `ratio` times longer."""
         decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "predict_ns")
-        on_cpu = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "probe_ns")
+        on_cpu = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "cpu_beside_ns", "probe_ns")
         tables = ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns", "wakeup_ns")
         changed: dict[str, Any] = {name: ratio * getattr(self, name) for name in decisions + on_cpu}
         changed |= {name: tuple(ratio * value for value in getattr(self, name)) for name in tables}

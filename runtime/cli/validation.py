@@ -238,7 +238,9 @@ def _say_live(result: LiveValidation, out: Path | None, save_hardware: Path | No
     over = " over an emulated link" if result.hardware.emulated else ""
     say(f"Milliseconds per output token of {result.record.model} on {result.hardware.name}: predicted by replay of the")
     say(f"same tokens, and measured on the live engine{over} ({repeats} interleaved runs, their median).")
-    console().print(table)
+    screen = console()
+    screen.width = max(screen.width, 112)  # a file has no width, and the table would lose its numbers
+    screen.print(table)
     say("at speed: error of the prediction for the speed that the machine had, told by fixed work timed before every")
     say("pass (slower: its time over that in calibration); of every pass the median run, then the mean over passes.")
     _say_verdict(result)

@@ -183,12 +183,12 @@ def test_recording_spans_and_bounds_change_nothing() -> None:
 
 
 def test_a_layer_s_fixed_cost_on_the_cpu_its_start_and_the_split_are_charged_where_they_occur() -> None:
-    fixed = {"cpu_layer_ns": 600.0, "cpu_start_ns": 21.0, "cpu_split_ns": 130.0}
+    fixed = {"cpu_layer_ns": 600.0, "cpu_start_ns": 21.0, "cpu_split_ns": 130.0, "cpu_beside_ns": 45.0}
     hardware = make_hardware(measured=make_measured(cpu_experts_ns=(900.0,), **fixed))
     whole = simulate(decode_trace(SHAPE, [[[0, 1, 2]]]), hardware, config({"layers": 1}))
     assert whole.token_ns.tolist() == [OVERHEAD + DENSE + DECIDE + 21 + 900]
     split = simulate(twice([0, 1, 5]), hardware, config({"policy": "misses", "admissions": 3}))
-    on_device, on_cpu = EXPERTS + 130, 600 + 300 // 3
+    on_device, on_cpu = EXPERTS + 130, 600 + 300 // 3 + 45
     assert split.token_ns[1] == OVERHEAD + DENSE + DECIDE + 21 + max(PER_LOAD + on_device, on_cpu)
     resident = simulate(twice([0, 1, 2]), hardware, config({"policy": "misses", "admissions": 3}))
     assert resident.token_ns[1] == OVERHEAD + DENSE + DECIDE + EXPERTS
