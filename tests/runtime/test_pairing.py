@@ -131,7 +131,7 @@ def test_counts_of_every_run_are_those_predicted(loaded: LoadedModel, workload: 
         assert counts["loads"] > 0 and counts["decode_tokens"] == 10
     assert [each.family for each in found] == ["expert_cache", "prefetch"]
     assert found[1].predicted.metrics.prefetch_loads > 0
-    assert (found[0].slowdown == 1).all() and found[0].predicted_tpot_ms == found[0].predicted.metrics.tpot_ms
+    assert (found[0].slowdown == 1).all() and (found[0].at_speed_ns == found[0].predicted.token_ns).all()
     first = found[0].measured[0].metrics
     first.loads += 1
     assert found[0].count_differences() == {"loads": (first.loads - 1, [first.loads, first.loads - 1])}
