@@ -231,7 +231,8 @@ def _say_live(result: LiveValidation, out: Path | None, save_hardware: Path | No
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     titles = ("combination", "predicted", "measured", "error", "at speed", "slower", "TTFT", "hits", "counts")
     for title in titles:
-        table.add_column(title, justify="left" if title == "combination" else "right", no_wrap=True)
+        is_name = title == "combination"  # wraps, so that no number is cut where the screen is narrow
+        table.add_column(title, justify="left" if is_name else "right", no_wrap=not is_name)
     for comparison in result.comparisons:
         table.add_row(*_cells(comparison))
     repeats = len(result.comparisons[0].measured)
