@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from simulator.cost_model import CostModel
-from simulator.hot_experts import with_hot_experts
-from simulator.policies.cache import CACHE_POLICIES
-from simulator.policies.capacity import even_slots, plan_capacity
-from simulator.policies.config import CacheConfig, DeviceConfig, OffloadConfig, PrefetchConfig, Provenance
-from simulator.policies.prefetch import PREFETCH_POLICIES, make_prefetch_policy
-from simulator.replay import simulate
-from simulator.slot_split import SlotSplit, split_slots
-from simulator.tune_cpu import num_with_cpu_misses, with_cpu_layers, with_cpu_misses
+from simulator.policies.capacity import plan_capacity
+from simulator.policies.config import DeviceConfig, OffloadConfig, Provenance
+from simulator.slot_split import SlotSplit
+from simulator.tune_front import Candidate, FrontPoint, pareto_front
+from simulator.tune_goal import Goal, figures_of
+from simulator.tune_grid import NOT_WORTH_TRYING as NOT_WORTH_TRYING
+from simulator.tune_grid import Scope
+from simulator.tune_quality import CommitCost
+from simulator.tune_replays import Cancelled, Progress
 from simulator.validation.families import strategy_family
 from trace_capture.errors import TraceError
 from trace_capture.expert_counts import ExpertCounts
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
-from trace_capture.statistics import GENERATING, lru_hit_curve
+from trace_capture.statistics import GENERATING
 from trace_capture.trace import Phase, Trace
 from trace_capture.versions import software_versions
 
-Scope = Literal["layer", "global"]
-Progress = Callable[[int, int], None]
-
-NOT_WORTH_TRYING = ("none", "random", "belady")
-"""Registered cache policies that are baselines or bounds and not candidates."""
-
 
 @dataclass(frozen=True)
-class Candidate:
-    """One configuration and how it did on the training part.
+class TuneOptions:
+    """How to search.
 
     Attributes:
-        config: what was simulated.
-        split: `even`, `ILP` or `pool`.
-        train_tpot_ms: time per output token.
-        train_hit_rate: over decode passes.
+        objective: `tpot`, `ttft`, `throughput` or `memory`; see `simulator.tune_goal.Goal`.
+        trials: proposals of the optimiser beyond the grid; 0 for the grid alone.
+        seed: of the optimiser.
+        study: SQLite file that keeps the study and all replays, so that a search that was broken off goes on.
+        jobs: processes that replay; -1 for one per core. The result does not depend on it.
+        slowdown_ratio: for `memory`: the time per token may be so much above the best of the full budget.
+        commit: what layers cost that commit, by prefetch source; nothing commits without.
+        quality_nats: budget of divergence per token for layers that commit.
+        drafts: try up to so many drafts per verify pass (`trace_capture.rewindow`); None: passes as captured.
+        acceptance_ratio: of single drafts.
+        draft_bytes: weights of the draft model.
     """
 
-    config: OffloadConfig
-    split: str
-    train_tpot_ms: float
-    train_hit_rate: float
+    objective: str = "tpot"
+    trials: int = 0
+    seed: int = 0
+    study: Path | None = None
+    jobs: int = 1
+    slowdown_ratio: float = 0.1
+    commit: tuple[CommitCost, ...] = ()
+    quality_nats: float = 0.0
+    drafts: int | None = None
+    acceptance_ratio: float = 0.7
+    draft_bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """What the outcome of a number of trials depends on."""
+        costs = [[cost.source, [repr(value) for value in cost.kl_nats]] for cost in self.commit]
+        names = ("objective", "seed", "slowdown_ratio", "quality_nats", "drafts", "acceptance_ratio", "draft_bytes")
+        return {name: getattr(self, name) for name in names} | {"commit": costs}
 
 
 @dataclass(frozen=True)
@@ -56,13 +71,16 @@ class TuneResult:
 
     Attributes:
         config: the configuration to use, with its provenance and the TPOT predicted on held-out tokens.
-        candidates: all that were simulated, the fastest on the training part first.
+        candidates: all that were simulated, the best on the training part first.
         chosen: `config` on the held-out part, with spans.
         baseline: plain LRU with evenly split slots and no prefetch, same budget, on the held-out part.
         runner_up: the second of `candidates` on the held-out part; None when there was one candidate.
         regret_ms: held-out TPOT over the larger of compute and of the copies that a perfect eviction still needs;
             no policy could save more.
-        split: the integer program's answer.
+        split: the integer program's answer for the whole budget.
+        front: Pareto front of speed, device memory and quality on the training part.
+        objective: what was looked for.
+        trials: proposals beyond the grid.
         notes: what a reader should know, a sentence each.
     """
 
@@ -73,7 +91,10 @@ class TuneResult:
     runner_up: Run | None
     regret_ms: float
     split: SlotSplit
-    notes: tuple[str, ...]
+    front: tuple[FrontPoint, ...] = ()
+    objective: str = "tpot"
+    trials: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def tune(
@@ -83,16 +104,20 @@ def tune(
     budget_bytes: int,
     device: DeviceConfig = DeviceConfig(),  # noqa: B008
     scopes: Sequence[Scope] = ("layer",),
+    options: TuneOptions = TuneOptions(),  # noqa: B008
     progress: Progress | None = None,
+    cancelled: Cancelled | None = None,
     profile: Trace | ExpertCounts | None = None,
 ) -> TuneResult:
-    """Find the fastest configuration for a trace, a machine and a budget of device memory.
+    """Find the best configuration for a trace, a machine and a budget of device memory.
 
-    Candidates are every split of the budget (even, integer program, one pool) with every cache policy and every
-    prefetch source the trace has predictions for. Where the machine's profile knows what experts cost on the CPU, the
-    best of them are tried again with misses on the CPU, and so are whole layers there with the budget for the others.
-    All are ranked on the training part; the winner must then beat plain LRU on the held-out part, or plain LRU is the
-    answer.
+    First a grid: every split of the budget (even, integer program, one pool) with every cache policy and every prefetch
+    source the trace has predictions for. Where the machine's profile knows what experts cost on the CPU, the best of
+    them are tried again with misses on the CPU, and so are whole layers there with the budget for the others. Then
+    Optuna proposes `options.trials` more from a wider space (`simulator.tune_space`), starting from the grid's results,
+    so that more trials never do worse on the training part. The winner is confirmed on the held-out part: it must beat
+    the grid's best and plain LRU there, or gives way to them. A choice of up to four on held-out tokens favours the
+    promise a little.
 
     Args:
         trace: routing of the workload to tune for. Its last third of sequences is held out; of a single sequence,
@@ -102,35 +127,24 @@ def tune(
         device: goes into the configuration as it is.
         scopes: `layer` for slots of each layer's own; add `global` to try one pool for all, which the live engine
             supports at the price of gathering weights at every call.
+        options: how to search.
         progress: called with (simulations done, all simulations).
+        cancelled: asked between simulations; True stops.
         profile: a trace or counts that tell which experts are popular; by default the training part does.
 
     Returns:
-        The same for the same inputs.
+        The same for the same inputs and as many trials, whatever the number of jobs and however often it was broken
+        off, unless the integer program runs into its time limit.
 
     Raises:
-        ConfigError: the budget does not hold every layer's top-k.
+        ConfigError: the budget does not hold every layer's top-k, or an option is wrong.
         TraceError: there are too few decode passes to hold some out.
         ProfileError: the profile lacks a rate that is needed.
+        TuningStopped: `cancelled` said so.
     """
-    train, held_out = split_trace(trace)
-    costs = CostModel(hardware, trace.shape)
-    copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
-    split = split_slots(lru_hit_curve(train, GENERATING), copy_ns, trace.shape, budget_bytes)
-    planned = _plan(train, _caches(trace, budget_bytes, split, scopes), device, profile or train)
-    even = CacheConfig(slots_per_layer=tuple(even_slots(budget_bytes, trace.shape)))
-    plain = OffloadConfig(label="plain LRU, even split", cache=even, device=device)
-    has_cpu = costs.is_measured or hardware.host is not None
-    on_cpu = with_cpu_layers(trace, budget_bytes, device) if has_cpu else []
-    report = _Steps(len(planned) + len(on_cpu) + has_cpu * num_with_cpu_misses(len(planned)) + 3, progress)
-    candidates = [_replay(train, hardware, name, config, report) for name, config in planned]
-    if has_cpu:
-        best = sorted(candidates, key=_by_speed)
-        on_cpu += with_cpu_misses([(candidate.split, candidate.config) for candidate in best])
-        candidates += [_replay(train, hardware, name, config, report) for name, config in on_cpu]
-    candidates.sort(key=_by_speed)
-    runs = [_confirm(held_out, hardware, config, report) for config in [plain, *(c.config for c in candidates[:2])]]
-    return _verdict(trace, hardware, candidates, runs, split)
+    from simulator.tune_run import Tuning
+
+    return Tuning(trace, hardware, budget_bytes, device, scopes, options, progress, cancelled, profile).run()
 
 
 def split_trace(trace: Trace) -> tuple[Trace, Trace]:
@@ -157,127 +171,98 @@ def split_trace(trace: Trace) -> tuple[Trace, Trace]:
     return parts
 
 
-def _by_speed(candidate: Candidate) -> float:
-    return candidate.train_tpot_ms
+@dataclass(frozen=True)
+class Finalists:
+    """Runs on the held-out part.
+
+    Attributes:
+        baseline: plain LRU, even split.
+        ranked: candidates with their runs: the winner on the training part, the grid's best if that is another one.
+        goal: what decides between them.
+        runner_up: of the training part.
+    """
+
+    baseline: Run
+    ranked: tuple[tuple[Candidate, Run], ...]
+    goal: Goal
+    runner_up: Run | None = None
+    notes: list[str] = field(default_factory=list)
 
 
-class _Steps:
-    """Counts simulations for the progress callback."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-
-    def step(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _caches(
-    trace: Trace, budget_bytes: int, split: SlotSplit, scopes: Sequence[Scope]
-) -> list[tuple[str, CacheConfig]]:
-    fits = budget_bytes >= trace.shape.total_expert_bytes
-    policies = [name for name in CACHE_POLICIES if name not in NOT_WORTH_TRYING and (fits or name != "resident")]
-    policies = [name for name in policies if trace.info.draft or not CACHE_POLICIES[name].needs_utility]
-    result: list[tuple[str, CacheConfig]] = []
-    if "layer" in scopes:
-        even = tuple(even_slots(budget_bytes, trace.shape))
-        splits = {"even": even} if even == split.slots else {"even": even, "ILP": split.slots}
-        result += [
-            (name, CacheConfig(policy=policy, slots_per_layer=slots))
-            for name, slots in splits.items()
-            for policy in policies
-        ]
-    if "global" in scopes:
-        result += [
-            ("pool", CacheConfig(policy=policy, scope="global", budget_bytes=budget_bytes)) for policy in policies
-        ]
-    return result
-
-
-def _plan(
-    train: Trace, caches: Sequence[tuple[str, CacheConfig]], device: DeviceConfig, profile: Trace | ExpertCounts
-) -> list[tuple[str, OffloadConfig]]:
-    """Every cache with every prefetch source, named by its split; what is hot is counted on the profile."""
-    result = []
-    for name, cache in caches:
-        for source in _sources(train):
-            if (cache.policy, source.source) == ("static", "popularity"):
-                continue  # what is popular is there already
-            config = OffloadConfig(label=_label(name, cache, source), cache=cache, prefetch=source, device=device)
-            result.append((name, with_hot_experts(config, profile, train.shape)))
-    return result
-
-
-def _sources(trace: Trace) -> list[PrefetchConfig]:
-    """Prefetch sources that need no predictions, or whose predictions the trace has."""
-    policies = {name: make_prefetch_policy(name) for name in PREFETCH_POLICIES}
-    return [
-        PrefetchConfig(source=name)
-        for name, policy in policies.items()
-        if not policy.needs_future and (policy.prediction is None or policy.prediction in trace.predicted)
-    ]
-
-
-def _label(split: str, cache: CacheConfig, prefetch: PrefetchConfig) -> str:
-    ahead = "" if prefetch.source == "none" else f", prefetch {prefetch.source}"
-    where = "one pool" if split == "pool" else f"{split} split"
-    return f"{cache.policy}, {where}{ahead}"
-
-
-def _replay(train: Trace, hardware: HardwareProfile, split: str, config: OffloadConfig, report: _Steps) -> Candidate:
-    metrics = simulate(train, hardware, config, bounds=False).metrics
-    report.step()
-    return Candidate(config, split, metrics.tpot_ms, metrics.decode_hit_rate)
-
-
-def _confirm(held_out: Trace, hardware: HardwareProfile, config: OffloadConfig, report: _Steps) -> Run:
-    run = simulate(held_out, hardware, config, record_spans=True)
-    report.step()
-    return run
-
-
-def _verdict(
-    trace: Trace, hardware: HardwareProfile, candidates: list[Candidate], runs: list[Run], split: SlotSplit
+def verdict(
+    trace: Trace,
+    hardware: HardwareProfile,
+    goal: Goal,
+    candidates: list[Candidate],
+    finalists: Finalists,
+    split: SlotSplit,
+    trials: int,
 ) -> TuneResult:
-    baseline, winner = runs[:2]
-    runner_up = runs[2] if len(runs) > 2 else None
-    notes = []
-    chosen, config = winner, candidates[0].config
-    gain_ms = baseline.metrics.tpot_ms - winner.metrics.tpot_ms
-    if gain_ms < 0:
-        chosen, config = baseline, OffloadConfig.model_validate(baseline.info.config)
-        notes.append(
-            f"the winner on the training part ({winner.info.label}) is {-gain_ms:.3f} ms per token slower than plain "
-            "LRU on held-out tokens, so plain LRU with an even split was chosen"
-        )
+    """The result: which finalist, what it promises, and what to know about it."""
+    shape = trace.shape
+    chosen, config, gamma, kl_nats = _best(finalists, trace)
+    notes = list(finalists.notes)
     if not split.is_proven:
         notes.append(f"the slot split was stopped by its time limit, up to {split.gap_ms:.3f} ms off the best")
-    cpu_layers = config.cpu.whole_layers(trace.shape.num_moe_layers)
-    if plan_capacity(config.cache, trace.shape, cpu_layers).total_bytes > hardware.device.memory_bytes.value > 0:
+    if kl_nats:
+        notes.append(
+            f"layers that commit change the output: KL {kl_nats:.4f} nats per token by estimate, shares of what all "
+            "layers cost together added up; evaluate this configuration itself (evaluate --modes config)"
+        )
+    cpu_layers = config.cpu.whole_layers(shape.num_moe_layers)
+    if plan_capacity(config.cache, shape, cpu_layers).total_bytes > hardware.device.memory_bytes.value > 0:
         notes.append(f"the budget is more than the {hardware.device.memory_bytes.value:,.0f} bytes of {hardware.name}")
     notes += [note for note in chosen.info.notes if note not in notes]
     provenance = Provenance(
-        model=trace.shape.name,
+        model=shape.name,
         trace_digest=trace.digest,
         hardware=hardware.name,
         hardware_digest=hardware.digest,
         predicted_tpot_ms=chosen.metrics.tpot_ms,
         predicted_hit_rate=chosen.metrics.decode_hit_rate,
-        family=strategy_family(config, trace.shape),
+        family=strategy_family(config, shape),
         error_band=chosen.info.error_band,
         candidates=len(candidates),
-        versions=software_versions("simpy", "pulp", "highspy"),
+        objective=goal.objective,
+        gamma=gamma,
+        expected_kl_nats=kl_nats,
+        versions=software_versions("simpy", "pulp", "highspy", "optuna"),
     )
     return TuneResult(
         config=config.model_copy(update={"provenance": provenance}),
         candidates=tuple(candidates),
         chosen=chosen,
-        baseline=baseline,
-        runner_up=runner_up,
+        baseline=finalists.baseline,
+        runner_up=finalists.runner_up,
         regret_ms=chosen.metrics.tpot_ms - chosen.info.bounds["max_ms"],
         split=split,
+        front=pareto_front(candidates, goal, config),
+        objective=goal.objective,
+        trials=trials,
         notes=tuple(notes),
     )
+
+
+def _best(finalists: Finalists, trace: Trace) -> tuple[Run, OffloadConfig, int | None, float]:
+    """Run, configuration, drafts per pass and estimated divergence of the finalist that does best on held-out tokens,
+    the winner of the training part where others are no better; notes say when it is another."""
+    winner = finalists.ranked[0][1]
+
+    def held_out_score(run: Run) -> float:
+        return finalists.goal.score(figures_of(run, trace.shape))
+
+    candidate, run = min(finalists.ranked, key=lambda item: held_out_score(item[1]))
+    if candidate is not finalists.ranked[0][0]:
+        finalists.notes.append(
+            f"the winner on the training part ({winner.info.label}) does worse than the grid's best on held-out "
+            f"tokens, {winner.metrics.tpot_ms:.3f} ms per token, so the grid's best was chosen"
+        )
+    if held_out_score(finalists.baseline) >= held_out_score(run):
+        return run, candidate.config, candidate.gamma, candidate.kl_nats
+    loss_ms = run.metrics.tpot_ms - finalists.baseline.metrics.tpot_ms
+    finalists.notes.append(
+        f"the winner on the training part ({run.info.label}) is {loss_ms:.3f} ms per token slower than plain LRU on "
+        "held-out tokens, so plain LRU with an even split was chosen"
+    )
+    gamma = finalists.ranked[-1][0].gamma
+    return finalists.baseline, OffloadConfig.model_validate(finalists.baseline.info.config), gamma, 0.0

@@ -1,4 +1,4 @@
-"""Verbs about time on a machine: calibrate, simulate, tune."""
+"""Verbs about time on a machine: calibrate, simulate."""
 
 from __future__ import annotations
 
@@ -176,63 +176,6 @@ def simulate_command(
     say_next(f"moe-studio tune {trace} {hardware_flags(*machine)} --budget-ratio 0.5 --out tuned.toml")
 
 
-@app.command("tune")
-def tune_command(
-    trace: TracePath,
-    out: Out,
-    hardware: Hardware = DEFAULT_HARDWARE,
-    gpu: Gpu = None,
-    host: Host = None,
-    link: Link = None,
-    disk: Disk = None,
-    numbers: Set = [],  # noqa: B006 - typer reads it once
-    weights: Weights = None,
-    budget_mib: BudgetMib = None,
-    budget_ratio: BudgetRatio = None,
-    global_pool: Annotated[bool, typer.Option(help="Also try one pool for all layers.")] = False,
-    popular: Profile = None,
-    as_json: Json = False,
-) -> None:
-    """Find the fastest configuration for a trace, a machine and a budget; write it as TOML.
-
-    Example: moe-studio tune t.parquet --hardware hardware.toml --budget-ratio 0.5 --out tuned.toml
-    """
-    from simulator.config_file import save_config
-    from simulator.policies.config import DeviceConfig
-    from simulator.tune import tune
-    from trace_capture.expert_counts import load_popularity
-    from trace_capture.trace import Trace
-
-    loaded, profile = in_format(Trace.load(trace), weights), chosen_profile(hardware, gpu, host, link, disk, numbers)
-    budget = _budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes)
-    device = DeviceConfig.for_link(profile.link)
-    with progress_bar(not as_json) as step:
-        result = tune(
-            loaded,
-            profile,
-            budget_bytes=budget,
-            device=device,
-            scopes=("layer", "global") if global_pool else ("layer",),
-            progress=step("tune"),
-            profile=load_popularity(popular) if popular else None,
-        )
-    save_config(result.config, out)
-    if as_json:
-        say_json(_tune_json(result) | {"path": str(out)})
-        return
-    for place, candidate in enumerate(result.candidates[:8], start=1):
-        speed = f"{candidate.train_tpot_ms:9.3f} ms/token, hit rate {candidate.train_hit_rate:.3f}"
-        say(f"  {place}. {speed}: {candidate.config.title}")
-    chosen, plain = result.chosen.metrics, result.baseline.metrics
-    say(f"{out}: {result.config.title}")
-    gain = plain.tpot_ms / chosen.tpot_ms
-    say(f"  held-out: {_with_band(result.chosen)} against {plain.tpot_ms:.3f} ms of plain LRU ({gain:.2f}x)")
-    say(f"  regret: {result.regret_ms:.3f} ms above the bound")
-    for note in result.notes:
-        say(f"  {note}")
-    say_next(f"moe-studio run --model MODEL --config {out} --text 'your prompt'")
-
-
 def run_json(run: Run) -> dict[str, Any]:
     """A run as one flat JSON object."""
     from simulator.critical_path import critical_path, what_limits
@@ -271,7 +214,7 @@ def say_run(run: Run) -> None:
 
     metrics = run.metrics
     say(f"{run.info.label} on {run.info.hardware} ({run.info.kind}), {run.info.model}")
-    say(f"  TPOT {_with_band(run)}, {metrics.tokens_per_s:.2f} tokens/s, TTFT {metrics.ttft_ms:.2f} ms")
+    say(f"  TPOT {with_band(run)}, {metrics.tokens_per_s:.2f} tokens/s, TTFT {metrics.ttft_ms:.2f} ms")
     for share in critical_path(metrics):
         say(f"    {share.ms:10.3f} ms {100 * share.ratio:5.1f} %  {share.text}")
     say(f"  {what_limits(run)}")
@@ -307,18 +250,11 @@ def _say_bounds(run: Run) -> None:
     say(f"  regret: {run.regret_ratio:.3f} times the bound, {above_ms:.3f} ms above it")
 
 
-def _with_band(run: Run) -> str:
+def with_band(run: Run) -> str:
+    """The time per token of a run, with its band where it has one."""
     band = run.info.error_band
     tpot = run.metrics.tpot_ms
     return f"{tpot:.3f} ms" if band is None else band.around_text(tpot)
-
-
-def _budget_bytes(mib: float | None, ratio: float | None, total: int) -> int:
-    from trace_capture.errors import ConfigError
-
-    if mib is not None and ratio is not None:
-        raise ConfigError("give one of --budget-mib and --budget-ratio, not both")
-    return int(mib * (1 << 20)) if mib is not None else int((0.5 if ratio is None else ratio) * total)
 
 
 def _save(run: Run, folder: Path) -> None:
@@ -328,17 +264,3 @@ def _save(run: Run, folder: Path) -> None:
     make_folder(folder)
     run.save(folder, "simulated")
     write_perfetto([run], folder / "timeline.perfetto.json")
-
-
-def _tune_json(result: Any) -> dict[str, Any]:
-    return {
-        "config": result.config.model_dump(mode="json", exclude_none=True),
-        "candidates": [
-            {"label": c.config.title, "tpot_ms": c.train_tpot_ms, "hit_rate": c.train_hit_rate}
-            for c in result.candidates
-        ],
-        "held_out": run_json(result.chosen),
-        "baseline": run_json(result.baseline),
-        "regret_ms": result.regret_ms,
-        "notes": list(result.notes),
-    }

@@ -234,6 +234,12 @@ class Provenance(BaseModel):
     error_band: ErrorBand | None = None
     candidates: int = 0
     """Configurations that were simulated."""
+    objective: str = "tpot"
+    """What was looked for."""
+    gamma: int | None = None
+    """Drafts per verify pass that the trace was made to have; None: passes as captured."""
+    expected_kl_nats: float = 0.0
+    """Estimated divergence of the output per token from the exact model's; 0 for what is lossless."""
     versions: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")

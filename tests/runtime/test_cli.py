@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.capture import capture
-from runtime.cli import evaluation, hardware, imports, live, machines, show, traces  # noqa: F401 - they register the verbs
+from runtime.cli import register_verbs
 from runtime.cli.app import app
 from runtime.models import LoadedModel
 from tests.simulator.builders import make_shape
 from trace_capture.synthetic import synthetic_trace
 
+register_verbs()
 VERBS = sorted(command.name or "" for command in app.registered_commands)
 START = [sys.executable, "-c", "from runtime.cli import main; main()"]
 

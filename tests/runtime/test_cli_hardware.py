@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from runtime.cli import hardware, machines  # noqa: F401 - they register the verbs
+from runtime.cli import hardware, machines, tune  # noqa: F401 - they register the verbs
 from runtime.cli.app import app
 from tests.simulator.builders import make_shape, mixed_trace
 from trace_capture.errors import ModelError, StudioError
