@@ -84,6 +84,7 @@ def background(
     work: Callable[..., Any],
     *,
     disabled_while_running: Sequence[str] = (),
+    run_on_load: bool = False,
 ) -> None:
     """Connect work that takes long.
 
@@ -94,6 +95,7 @@ def background(
         inputs: what starts it, and what it is given besides.
         work: called as `work(report, *values)` in a process of its own. Errors reach the page's error line.
         disabled_while_running: ids of components, such as the start button, that are disabled meanwhile.
+        run_on_load: whether opening the page starts the work, too.
     """
 
     def run(set_progress: Callable[[tuple[float, str]], None], *values: Any) -> Any:
@@ -114,7 +116,7 @@ def background(
         progress=[Output(bar, "value"), Output(text, "children")],
         progress_default=[0, "starting"],
         cancel=[Input(stop, "n_clicks")],
-        prevent_initial_call=True,
+        prevent_initial_call=not run_on_load,
     )(run)
 
 
