@@ -6,61 +6,31 @@ The simulated twin is `simulator/machine.py`: the same calls in the same order, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter_ns
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.device_experts import DeviceExperts
 from runtime.host_experts import HostExperts, HostJob
-from runtime.kernels import Routed, WaveSum
+from runtime.kernels import Routed
+from runtime.layer_run import Foreseen, LayerRun
 from runtime.link import CopyJob, ThreadedLink
 from runtime.recall import Recall
 from runtime.records import LayerTimes, PassRecord
 from runtime.slots import SlotPool, StaleSlotError, source_of
 from runtime.store import ExpertStore
 from runtime.turns import Turns
+from simulator.policies.balancer import ExpertTimes
 from simulator.policies.cache import Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
+from simulator.policies.window import DraftingWindow
 from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
-
-
-class Foreseen(NamedTuple):
-    """Routing predicted for the next layer: ids and weights [T, K], and the ids as the host has them [T][K]."""
-
-    ids: Tensor
-    weights: Tensor
-    rows: list[list[int]]
-
-
-@dataclass
-class LayerRun:
-    """One layer of a pass while it runs."""
-
-    layer: int
-    routed: Routed
-    index: Tensor
-    num_asked: int = 0
-    """Distinct ids in the layer's rows, sentinels among them."""
-    output: Tensor | None = None
-    parts: WaveSum | None = None
-    job: HostJob | None = None
-    num_loads: int = 0
-    submitted_ns: tuple[int, int, int] | None = None
-    """Moments decided, predicted, submitted."""
-    landed_ns: int = 0
-
-    @property
-    def moments_ns(self) -> tuple[int, int, int, int]:
-        """Decided, predicted, submitted, landed; 0 for a layer that asked for nothing."""
-        return (*(self.submitted_ns or (0, 0, 0)), self.landed_ns)
 
 
 class Engine:
@@ -79,6 +49,7 @@ class Engine:
         core: decides.
         implementation: the experts implementation that the untouched model uses.
         predictor: names the next layer's experts, where the prefetch policy wants that.
+        times: with which the core was made.
     """
 
     def __init__(
@@ -93,6 +64,7 @@ class Engine:
         core: OffloadCore,
         implementation: str | None,
         predictor: Predictor | None,
+        times: ExpertTimes | None = None,
     ) -> None:
         self.shape = shape
         self.config = config
@@ -103,6 +75,8 @@ class Engine:
         self.passes: list[PassRecord] = []
         self._pool_of_layer = [pools[partition] for partition in capacity.partition_of_layer]
         self._predictor = predictor
+        self._times = times
+        self._window = DraftingWindow(config.utility)
         self._serial = config.device.serial
         self._device = DeviceExperts(sites, self._pool_of_layer, implementation)
         self._host = HostExperts(sites, store.banks, implementation, config.cpu.threads) if config.cpu.is_used else None
@@ -111,6 +85,8 @@ class Engine:
         self.pairs_on_cpu = 0
         self._announced: PassRecord | None = None
         self._drafting_ns = 0
+        self._planned_ns = 0
+        """Time that planning took at the start of the drafting that goes on."""
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
         self._broken = False
@@ -153,11 +129,20 @@ class Engine:
         """A forward pass of the model is about to begin."""
         now_ns = perf_counter_ns()
         began_ns, self._drafting_ns = self._drafting_ns or now_ns, 0
-        self._announced = PassRecord(began_ns, is_prefill, tokens, now_ns - began_ns)
+        planned_ns, self._planned_ns = self._planned_ns, 0
+        self._announced = PassRecord(began_ns, is_prefill, tokens, now_ns - began_ns - planned_ns, planned_ns)
 
-    def drafting_begins(self) -> None:
-        """See `runtime.speculative.DraftListener`: a pass begins with the drafts that are made for it."""
+    def drafting_begins(self, reads_prompt: bool) -> None:
+        """See `runtime.speculative.DraftListener`: a pass begins with the drafts that are made for it, and meanwhile
+        the link loads what is planned now.
+
+        Raises:
+            LinkError: a copy failed.
+        """
         self._drafting_ns = perf_counter_ns()
+        if self.core.plans_when_drafting and not reads_prompt:
+            self._plan_loads()
+            self._planned_ns = perf_counter_ns() - self._drafting_ns
 
     def verify_begins(self, drafted: int) -> None:
         """See `runtime.speculative.DraftListener`."""
@@ -259,14 +244,25 @@ class Engine:
         self._judge()
         if self.speculate_in_prefill:
             record.is_prefill = False
+        if self.core.plans_when_drafting and not record.is_prefill and not record.planned_ns:
+            self._plan_loads()  # nothing was drafted
         self.passes.append(record)
         self.core.begin_pass(record.is_prefill)
+
+    def _plan_loads(self) -> None:
+        """Load for the pass to come what the core finds useful, while it is drafted."""
+        if self._broken:
+            self._start_afresh()
+        if self.passes and not (last := self.passes[-1]).is_prefill:
+            self._window.ended(last.drafting_ns, perf_counter_ns() - last.began_ns)
+        self._drain()
+        self._submit(self.core.drafting_begins(self._window.expected_ns))
 
     def _start_afresh(self) -> None:
         """A pass was broken off somewhere between a plan and its end: empty the slots and forget what was planned."""
         self.link.abandon()
         old = self.core
-        self.core = OffloadCore.from_config(self.config, self.shape, old.log)
+        self.core = OffloadCore.from_config(self.config, self.shape, old.log, times=self._times)
         self.core.tally = old.tally
         self.core.tally.restarted()
         for pool in self.pools:

@@ -63,7 +63,7 @@ class HostExperts:
     def __init__(
         self, sites: Sequence[MoeSite], banks: Sequence[ExpertBanks], implementation: str | None, threads: int
     ) -> None:
-        usable = implementation if implementation in _HOST_KERNELS else "grouped_mm"
+        usable = host_implementation(implementation)
         self._kernels: list[Kernel] = [stock_kernel(site.experts, usable)[0] for site in sites]
         self._modules = [_on_host(site.experts) for site in sites]
         self._banks = banks
@@ -129,6 +129,11 @@ class HostExperts:
             pairs = Pairs([job.pairs.places[number] for number in chosen], [0] * len(chosen))
             outputs[torch.tensor(chosen)] = run_pairs(kernel, view, job.hidden, job.top_k, pairs)
         return outputs
+
+
+def host_implementation(implementation: str | None) -> str | None:
+    """The experts implementation that the CPU runs for a model set to `implementation`."""
+    return implementation if implementation in _HOST_KERNELS else "grouped_mm"
 
 
 def _on_host(module: nn.Module) -> nn.Module:

@@ -66,7 +66,7 @@ def measure(
         drafting: decode speculatively.
         first_sequence: number of the first prompt, which shifts its seed: with the numbers and seed of a capture the
             run makes the very tokens of that trace.
-        hardware: profile to name in the record.
+        hardware: profile to name in the record, and whose times decisions go by.
         trace_digest: of the trace whose tokens this run makes again, if it does.
         vectors_path: default vectors for prefetch by the quasi-hidden state.
         estimator_path: trained estimator for prefetch by `estimator` or `hybrid`.
@@ -85,7 +85,7 @@ def measure(
     """
     encoded = [loaded.encode(prompt, max_new_tokens) for prompt in prompts]
     texts: list[str] = []
-    options: dict[str, Any] = {"default_vectors": vectors_path, "estimator": estimator_path}
+    options: dict[str, Any] = {"default_vectors": vectors_path, "estimator": estimator_path, "hardware": hardware}
     with (
         offloaded(loaded.model, config, **options) as engine,
         watch_drafts(loaded.model, [engine]),
@@ -185,15 +185,14 @@ def _terms(record: PassRecord, end_ns: int) -> dict[str, int]:
     taken to be the median of the other layers'."""
     layers = record.layers
     gaps = [after.entered_ns - before.done_ns for before, after in zip(layers, layers[1:], strict=False)]
-    first_gap = layers[0].entered_ns - record.began_ns - record.drafting_ns
+    first_gap = layers[0].entered_ns - record.began_ns - record.planned_ns - record.drafting_ns
     first_dense = min(round(median(gaps)), first_gap) if gaps else first_gap
     terms = {
         "dense": sum(gaps) + first_dense,
         "experts": sum(layer.device_done_ns - layer.landed_ns for layer in layers),
         "cpu_experts": sum(layer.done_ns - layer.device_done_ns for layer in layers),
-        "decide": sum(
-            layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers
-        ),
+        "decide": record.planned_ns
+        + sum(layer.decided_ns - layer.entered_ns + layer.submitted_ns - layer.predicted_ns for layer in layers),
         "issue": 0,
         "predict": sum(layer.predicted_ns - layer.decided_ns for layer in layers),
         "stall": sum(layer.landed_ns - layer.submitted_ns for layer in layers),
@@ -211,9 +210,12 @@ def _spans(engine: Engine, passes: Sequence[PassTimes]) -> tuple[Span, ...]:
     zero = records[0].began_ns
     spans: list[Span] = []
     for pass_id, record in enumerate(records):
-        previous_ns = record.began_ns + record.drafting_ns
+        drafting_ns = record.began_ns + record.planned_ns
+        previous_ns = drafting_ns + record.drafting_ns
+        if record.planned_ns:
+            spans.append(Span("host", "decide", record.began_ns - zero, drafting_ns - zero, pass_id, -1))
         if record.drafting_ns:
-            spans.append(Span("device", "drafting", record.began_ns - zero, previous_ns - zero, pass_id, -1))
+            spans.append(Span("device", "drafting", drafting_ns - zero, previous_ns - zero, pass_id, -1))
         for layer, times in enumerate(record.layers):
             pieces = [
                 ("device", "dense", previous_ns, times.entered_ns),

@@ -17,18 +17,24 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from runtime.default_vectors import VECTORS_FILE, LayerDefaults, load_default_vectors
 from runtime.engine import Engine
 from runtime.estimator import ESTIMATOR_FILE, make_predictor
-from runtime.expert_files import expert_files
+from runtime.expert_costs import measure_expert_times
+from runtime.expert_files import ExpertFiles, expert_files
+from runtime.host_experts import host_implementation
 from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
 from runtime.pass_hooks import watch_passes
 from runtime.prefill import ChunkedPrefill
-from runtime.slots import make_pools
+from runtime.slots import ExpertBanks, make_pools
 from runtime.store import ExpertStore
+from simulator.expert_times import times_for
+from simulator.policies.balancer import ExpertTimes
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from trace_capture.errors import ConfigError, ModelError
-from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, is_experts, model_shape
+from trace_capture.hardware import HardwareProfile
+from trace_capture.hooks import CausalModel, MoeSite, Predictor, discover, expert_parameters, is_experts, model_shape
+from trace_capture.model_shape import ModelShape
 
 IMPLEMENTATION = "moe_studio_offload"
 STREAMED_IMPLEMENTATION = "moe_studio_streamed"
@@ -60,6 +66,7 @@ def offload(
     *,
     default_vectors: Tensor | LayerDefaults | Path | None = None,
     estimator: Path | None = None,
+    hardware: HardwareProfile | None = None,
     name: str | None = None,
     log: list[tuple[Any, ...]] | None = None,
 ) -> Engine:
@@ -74,6 +81,8 @@ def offload(
             quasi-hidden state; by default the file beside the model's weights.
         estimator: file of a trained estimator, for prefetch by `estimator` or `hybrid`; by default the one beside
             the model's weights.
+        hardware: profile of this machine, for policies that weigh what an expert costs on device and CPU; without one
+            that is measured here.
         name: what reports call the model; by default the last part of its path.
         log: if given, every call to the offload core and every plan is appended to it.
 
@@ -91,11 +100,12 @@ def offload(
     sites = find_sites(model)
     shape = model_shape(model, sites, name or model_name(model))
     capacity = plan_capacity(config.cache, shape, config.cpu.whole_layers(shape.num_moe_layers))
-    core = OffloadCore.from_config(config, shape, log)
-    predictor = _make_predictor(model, core, sites, default_vectors, estimator)
     device = next(model.parameters()).device
     on_cuda = _on_cuda(config, device)
     implementation = model.config._experts_implementation
+    times = _expert_times(model, config, shape, sites, files, hardware)
+    core = OffloadCore.from_config(config, shape, log, times=times)
+    predictor = _make_predictor(model, core, sites, default_vectors, estimator)
     store = ExpertStore(sites, pinned=on_cuda, files=files)
     if store.note:
         warnings.warn(store.note, RuntimeWarning, stacklevel=2)
@@ -106,7 +116,7 @@ def offload(
         raise
     link = _make_link(config, device, on_cuda)
     kernels = implementation if files is None else files.implementation
-    engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor)
+    engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor, times)
     others = _take_over(model, engine, sites, kernels)
     _follow_decode_switch(model, engine, kernels, device)
     handles: list[Any] = list(watch_passes(model, engine))
@@ -121,6 +131,26 @@ def offload(
         unload(model)
         raise
     return engine
+
+
+def _expert_times(
+    model: CausalModel,
+    config: OffloadConfig,
+    shape: ModelShape,
+    sites: list[MoeSite],
+    files: ExpertFiles | None,
+    hardware: HardwareProfile | None,
+) -> ExpertTimes | None:
+    """What experts cost, where the configuration weighs that: by a profile, else measured on the middle layer."""
+    if not config.needs_expert_times:
+        return None
+    if hardware is not None:
+        return times_for(config, hardware, shape)
+    site, stock = sites[len(sites) // 2], model.config._experts_implementation
+    bank: ExpertBanks = expert_parameters(site.experts) if files is None else files.layer(site.path, False)
+    on_device = stock if files is None else files.implementation
+    device = next(model.parameters()).device
+    return measure_expert_times(config, shape, site, bank, (on_device, host_implementation(on_device)), device)
 
 
 def _take_over(model: CausalModel, engine: Engine, sites: list[MoeSite], kernels: str | None) -> list[nn.Module]:

@@ -32,11 +32,12 @@ class LayerTimes(NamedTuple):
 class PassRecord:
     """When a pass began, what it was, and the times of its layers."""
 
-    __slots__ = ("accepted_drafts", "began_ns", "drafting_ns", "is_prefill", "layers", "tokens")
+    __slots__ = ("accepted_drafts", "began_ns", "drafting_ns", "is_prefill", "layers", "planned_ns", "tokens")
 
-    def __init__(self, began_ns: int, is_prefill: bool, tokens: int, drafting_ns: int = 0) -> None:
+    def __init__(self, began_ns: int, is_prefill: bool, tokens: int, drafting_ns: int = 0, planned_ns: int = 0) -> None:
         self.began_ns = began_ns
-        self.drafting_ns = drafting_ns  # with which the pass began, when drafts were made for it
+        self.planned_ns = planned_ns  # planning what is loaded while drafts are made, with which the pass began
+        self.drafting_ns = drafting_ns  # making them, after that
         self.is_prefill = is_prefill
         self.tokens = tokens
         self.accepted_drafts = 0  # of a verify pass, set once it is known

@@ -29,8 +29,8 @@ PROMPT_LOOKUP = "prompt-lookup"
 class DraftListener(Protocol):
     """Is told of each round of speculative decoding, in this order; see `watch_drafts`."""
 
-    def drafting_begins(self) -> None:
-        """Drafting begins."""
+    def drafting_begins(self, reads_prompt: bool) -> None:
+        """Drafting begins; with `reads_prompt` the draft model only reads the prompt, and the prefill comes next."""
 
     def verify_begins(self, drafted: int) -> None:
         """Drafting has ended; the forward pass that comes verifies so many tokens (0: it decodes one)."""
@@ -134,7 +134,7 @@ class _Watched(CandidateGenerator):  # type: ignore[misc]  # mypy does not follo
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """See transformers' `CandidateGenerator`."""
         for listener in self._listeners:
-            listener.drafting_begins()
+            listener.drafting_begins(not self._has_prefilled)
         ids, logits = self._inner.get_candidates(input_ids, **kwargs)
         if not self._has_prefilled:  # the draft model has read the prompt, too; what it drafted meanwhile is dropped
             ids, logits, self._has_prefilled = input_ids, None, True

@@ -156,7 +156,7 @@ class MeasuredCosts(BaseModel):
 
     def slowed(self, ratio: float) -> MeasuredCosts:
         """The same costs on a machine on which all of them take `ratio` times longer."""
-        decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "predict_ns")
+        decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "predict_ns", "plan_ns")
         on_cpu = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "cpu_beside_ns", "probe_ns")
         tables = ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns", "wakeup_ns")
         changed: dict[str, Any] = {name: ratio * getattr(self, name) for name in decisions + on_cpu}

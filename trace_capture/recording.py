@@ -43,7 +43,7 @@ class PassRecording:
         self._position = 0
         self._drafted = 0
 
-    def drafting_begins(self) -> None:
+    def drafting_begins(self, reads_prompt: bool) -> None:
         """Draft tokens are about to be made; nothing of that is recorded."""
 
     def verify_begins(self, drafted: int) -> None:

@@ -11,16 +11,20 @@ from runtime.capture import capture
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling
 from runtime.offloading import offload, unload
+from runtime.speculative import Drafting, watch_drafts
+from simulator.expert_times import times_for
 from simulator.hot_experts import with_hot_experts
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.core import OffloadCore
 from simulator.replay import simulate
+from tests.runtime.test_speculative import GAMMA, half_right
 from trace_capture.hardware import HardwareProfile
 from trace_capture.trace import Trace
 
 PROMPTS = ["the night was dark", "and the road", "was long and the night"]
 SAMPLING = Sampling(temperature=1.0, seed=4)
 TOKENS = 12
+GREEDY_ON = Sampling(ignore_eos=True)
 CONFIGS = {
     "lru": {"cache": {"budget_ratio": 0.5}},
     "lfu, one pool": {"cache": {"policy": "lfu", "scope": "global", "budget_ratio": 0.4}},
@@ -130,3 +134,88 @@ def test_next_wave_ends_a_layer_in_the_log_of_calls(loaded: LoadedModel, capture
     assert names[0] == "begin_pass"
     assert names.count("layer_routed") == names.count("layer_done")
     assert names.index("wave") < names.index("plan_prefetch") < names.index("wave_done")
+
+
+SPECULATIVE = {
+    "lru": {"cache": {"budget_ratio": 0.5}},
+    "drafting": {"utility": {"loads": "drafting"}, "cpu": {"policy": "balanced"}},
+    "always, a tau per layer": {"utility": {"loads": "always", "scope": "layer"}, "cpu": {"policy": "balanced"}},
+    "one pool, hot misses loaded": {
+        "cache": {"policy": "utility", "scope": "global", "budget_ratio": 0.4},
+        "utility": {"loads": "always", "signal": "recency"},
+        "cpu": {"policy": "balanced", "hot_misses": "load"},
+    },
+    "joined with predictions": {
+        "utility": {"loads": "always", "tau": 1},
+        "prefetch": {"source": "quasi-hidden", "max_experts": 1},
+        "cpu": {"policy": "balanced"},
+    },
+    "no CPU side": {"utility": {"loads": "always"}, "cpu": {"policy": "none"}},
+}
+SLOW_HOST = HardwareProfile.load(Path("rtx4090-pcie4x16"))
+
+
+def speculative(name: str, **device: object) -> OffloadConfig:
+    base = {"cache": {"policy": "utility", "budget_ratio": 0.4}} | SPECULATIVE[name]
+    if "utility" in base:
+        base["utility"] = {"gamma": GAMMA, "window_ns": 1_000_000, "boundaries": "capacity"} | base["utility"]
+    return parse_config(base | {"device": device})
+
+
+@pytest.fixture(scope="module")
+def drafted(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path, Drafting]:
+    drafting = Drafting("draft", GAMMA, half_right(loaded.model))
+    out = tmp_path_factory.mktemp("speculative") / "t.parquet"
+    trace = capture(loaded, PROMPTS, out, 24, sampling=GREEDY_ON, drafting=drafting, predict="quasi-hidden")
+    return trace, out.with_suffix(".default_vectors.safetensors"), drafting
+
+
+def speculative_log(
+    loaded: LoadedModel, config: OffloadConfig, drafted: tuple[Trace, Path, Drafting]
+) -> list[tuple[Any, ...]]:
+    _, vectors, drafting = drafted
+    log: list[tuple[Any, ...]] = []
+    engine = offload(loaded.model, config, default_vectors=vectors, hardware=SLOW_HOST, log=log)
+    try:
+        with watch_drafts(loaded.model, [engine]):
+            for number, prompt in enumerate(PROMPTS):
+                loaded.generate(loaded.encode(prompt, 24), 24, GREEDY_ON, number, drafting)
+        engine.verify_residency()
+    finally:
+        unload(loaded.model)
+    return log
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+def test_speculative_decoding_decides_alike_live_and_simulated(
+    loaded: LoadedModel, drafted: tuple[Trace, Path, Drafting], name: str
+) -> None:
+    config = speculative(name, serial=True, h2d_bytes_per_s=1e9, latency_ns=0)
+    live = speculative_log(loaded, config, drafted)
+    simulated: list[tuple[Any, ...]] = []
+    simulate(drafted[0], SLOW_HOST, config, log=simulated)
+    for place, (left, right) in enumerate(zip(live, simulated, strict=False)):
+        assert left == right, f"entry {place} differs"
+    assert len(live) == len(simulated)
+    reasons = {load.reason for entry in live if entry[0] == "prefetch" for load in entry[1]}
+    assert ("utility" in reasons) == (name != "lru")
+    assert ("prefetch" in reasons) == ("predictions" in name)
+
+
+@pytest.mark.parametrize("name", ["always, a tau per layer", "joined with predictions"])
+def test_a_speculative_run_with_races_replays_from_its_log(
+    loaded: LoadedModel, drafted: tuple[Trace, Path, Drafting], name: str
+) -> None:
+    config = speculative(name, h2d_bytes_per_s=3e7, latency_ns=10_000)
+    config = config.model_copy(update={"utility": config.utility.model_copy(update={"window_ns": None})})
+    live = speculative_log(loaded, config, drafted)
+    again: list[tuple[Any, ...]] = []
+    core = OffloadCore.from_config(
+        config, drafted[0].shape, again, times=times_for(config, SLOW_HOST, drafted[0].shape)
+    )
+    for entry in live:
+        if entry[0] != "prefetch":
+            getattr(core, "next_wave" if entry[0] == "wave" else entry[0])(*(() if entry[0] == "wave" else entry[1:]))
+    assert again == live
+    windows = {entry[1] for entry in live if entry[0] == "drafting_begins"}
+    assert len(windows) > 2 and max(windows) > 0, "a running mean of what was measured"

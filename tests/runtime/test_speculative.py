@@ -43,7 +43,8 @@ class Diary:
     def __init__(self) -> None:
         self.rounds: list[tuple[str, int]] = []
 
-    def drafting_begins(self) -> None:
+    def drafting_begins(self, reads_prompt: bool) -> None:
+        assert reads_prompt == (not self.rounds)
         self.rounds.append(("drafting", 0))
 
     def verify_begins(self, drafted: int) -> None:

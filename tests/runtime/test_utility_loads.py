@@ -1,0 +1,81 @@
+"""MoE-SpAc live: same tokens, loads while drafting, times measured where no profile is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.measure import measure
+from runtime.models import GREEDY, LoadedModel, Sampling
+from runtime.offloading import offload, offloaded, unload
+from runtime.speculative import Drafting, watch_drafts
+from simulator.policies.config import OffloadConfig, parse_config
+from simulator.policies.utility_core import UtilityCore
+from tests.runtime.test_speculative import GAMMA, PROMPT, _Bytes, half_right
+from trace_capture.hardware import HardwareProfile
+
+
+def full(**changes: object) -> OffloadConfig:
+    raw = {
+        "cache": {"policy": "utility", "budget_ratio": 0.5},
+        "utility": {"gamma": GAMMA, "loads": "always", "boundaries": "capacity"},
+        "cpu": {"policy": "balanced"},
+        "device": {"h2d_bytes_per_s": 3e8, "latency_ns": 1000},
+    }
+    return parse_config(raw | changes)
+
+
+MACHINE = HardwareProfile.load(Path("rtx4090-pcie4x16"))
+
+
+def test_greedy_output_is_that_of_the_untouched_model(any_model: torch.nn.Module, device: str) -> None:
+    check_output(any_model, device, "cpu")
+
+
+def test_so_it_is_where_hot_misses_are_awaited(loaded: LoadedModel) -> None:
+    check_output(loaded.model, "cpu", "load")
+
+
+def check_output(any_model: torch.nn.Module, device: str, misses: str) -> None:
+    loaded = LoadedModel(any_model, _Bytes(), "tiny")
+    ids = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9]], device=device)
+    plain = loaded.generate(ids, 24, GREEDY, 0)
+    drafting = Drafting("draft", GAMMA, half_right(any_model))
+    with (
+        offloaded(any_model, full(cpu={"policy": "balanced", "hot_misses": misses}), hardware=MACHINE) as engine,
+        watch_drafts(any_model, [engine]),
+    ):
+        assert loaded.generate(ids, 24, GREEDY, 0, drafting) == plain
+        assert loaded.generate(ids, 24, GREEDY, 0) == plain, "and without drafts, planned before each pass"
+        engine.verify_residency()
+        assert engine.core.decode_counters.prefetch_loads > 0 or misses == "load"
+        assert engine.pairs_on_cpu > 0
+
+
+def test_times_are_measured_where_no_profile_is_given(loaded: LoadedModel) -> None:
+    engine = offload(loaded.model, full())
+    try:
+        assert isinstance(engine.core, UtilityCore)
+        times = engine.core.hot._times
+    finally:
+        unload(loaded.model)
+    layers = engine.shape.num_moe_layers
+    assert times.device_ns.shape == times.cpu_ns.shape == (layers, GAMMA + 2)
+    assert not times.device_ns[:, 0].any() and (times.cpu_base_ns + times.cpu_ns[:, 1] > 0).all()
+    assert (np.diff(times.copy_ns) == 0).all()
+    assert times.copy_ns[0] == pytest.approx(1000 + engine.shape.expert_bytes[0] / 0.3, abs=1)
+
+
+def test_copies_of_the_coming_pass_run_while_drafts_are_made(loaded: LoadedModel) -> None:
+    drafting = Drafting("draft", GAMMA, half_right(loaded.model))
+    config = full(utility={"gamma": GAMMA, "loads": "drafting", "boundaries": "capacity"})
+    run = measure(loaded, [PROMPT], config, 40, sampling=Sampling(ignore_eos=True), drafting=drafting)
+    drafts = [span for span in run.spans if span.kind == "drafting"]
+    copies = [span for span in run.spans if span.kind == "load" and span.reason == "utility"]
+    assert copies and drafts
+    beside = [c for c in copies if any(d.start_ns < c.end_ns and c.start_ns < d.end_ns for d in drafts)]
+    assert len(beside) > 0.5 * len(copies)
+    assert sum(run.metrics.tpot_terms_ms.values()) == pytest.approx(run.metrics.tpot_ms)
