@@ -19,6 +19,9 @@ from trace_capture.importers.count_tables import (
     read_logical_count,
 )
 from trace_capture.importers.formats import NO_OPTIONS, FileHead, Importer, ImportOptions
+from trace_capture.importers.imatrix import is_imatrix, read_imatrix
+from trace_capture.importers.moe_policylang import is_policylang, read_policylang
+from trace_capture.importers.moe_trace import is_moe_trace, read_moe_trace
 from trace_capture.importers.responses import is_responses, read_responses
 from trace_capture.importers.route_trace import is_route_trace, read_route_trace
 from trace_capture.importers.routed_array import is_array, read_array
@@ -35,6 +38,14 @@ IMPORTERS: dict[str, Importer] = {
         is_responses,
         read_responses,
     ),
+    "moe-trace": Importer(
+        "llama.cpp moe-trace CSV: 'layer,expert', 'pos,layer,ids', or 'phase,token,layer,rank,expert'",
+        "trace",
+        is_moe_trace,
+        read_moe_trace,
+    ),
+    "moe-policylang": Importer("moe-policylang JSON lines or Parquet", "trace", is_policylang, read_policylang),
+    "imatrix": Importer("llama.cpp importance matrix, GGUF (pip package gguf)", "counts", is_imatrix, read_imatrix),
     "freetoken": Importer("FreeToken's 'expert_counts' profile, JSON", "counts", is_freetoken, read_freetoken),
     "logical-count": Importer(
         "SGLang and kt-kernel 'logical_count', JSON", "counts", is_logical_count, read_logical_count

@@ -176,7 +176,7 @@ def _unrouted(ids: Array, shape: ModelShape, where: str, notes: list[str]) -> Ar
             f"{int(whole.sum())} of {len(ids)} rows hold zeros in all layers and are taken as not routed: a prefix "
             "cache spared them, or the engine lost them (record with the prefix cache off)"
         )
-    spared = whole[:, None] | _spared_last_layer(zeros & ~whole[:, None], notes)
+    spared = whole[:, None] | _spared_last_layer(zeros & ~whole[:, None], missing, notes)
     if (zeros & ~spared).any():
         row, layer = (int(index) for index in np.argwhere(zeros & ~spared)[0])
         raise TraceError(
@@ -186,13 +186,18 @@ def _unrouted(ids: Array, shape: ModelShape, where: str, notes: list[str]) -> Ar
     return np.where(spared[:, :, None], -1, ids)
 
 
-def _spared_last_layer(zeros: npt.NDArray[np.bool_], notes: list[str]) -> npt.NDArray[np.bool_]:
-    """Where only the last layer is zero, and only for tokens in front [T, L]: their output was not needed."""
-    count = int(zeros[:, -1].sum())
+def _spared_last_layer(
+    zeros: npt.NDArray[np.bool_], missing: npt.NDArray[np.bool_], notes: list[str]
+) -> npt.NDArray[np.bool_]:
+    """Where the last layer routed nothing because nobody needed its output [T, L]: where the file says so (-1), or
+    where only that layer is zero, and only for tokens in front."""
     spared = np.zeros_like(zeros)
-    if count and not zeros[:, :-1].any() and zeros[:count, -1].all():
-        notes.append(f"the last layer routed none of the first {count} tokens, whose output was not needed")
-        spared[:count, -1] = True
+    if zeros[:, :-1].any():
+        return spared
+    count = int(zeros[:, -1].sum())
+    if count and (zeros[:count, -1].all() or (missing[:, -1] >= zeros[:, -1]).all()):
+        notes.append(f"the last layer routed none of {count} tokens of prompts, whose output was not needed")
+        spared[:, -1] = zeros[:, -1]
     return spared
 
 
