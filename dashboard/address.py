@@ -50,11 +50,12 @@ def whole_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
-def number_pair(text: str | None) -> tuple[float, float] | None:
-    """Two rising numbers such as `1,2.5`; None where the text is none."""
+def number_pair(text: str | None, *, allow_equal: bool = False) -> tuple[float, float] | None:
+    """Two rising numbers such as `1,2.5`, or equal ones where allowed; None where the text is none."""
     parts = (text or "").split(",")
     try:
         low, high = (float(part) for part in parts)
     except ValueError:
         return None
-    return (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
+    rises = low < high or (allow_equal and low == high)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) and rises else None

@@ -23,11 +23,7 @@ from dashboard.theme import (
     colour_of,
     template,
 )
-from dashboard.timeline_view import Block, TimelineView
 from dashboard.views import Comparison, ComparisonRow, LoadView, TermsView
-
-LANE_HEIGHT = 0.8
-MAX_PASS_MARKS = 12
 
 
 def empty_figure(reason: str, *, dark: bool = False) -> go.Figure:
@@ -54,7 +50,7 @@ def predicted_against_measured(view: Comparison, *, dark: bool = False) -> go.Fi
         figure.add_trace(_measured_bars(rows, labels))
     if any(row.bound_ms is not None for row in rows):
         figure.add_trace(_bound_ticks(rows, labels))
-    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated, dark), rangemode="tozero")
+    figure.update_xaxes(title_text=time_title("time per output token (ms)", view.emulated, dark), rangemode="tozero")
     return figure
 
 
@@ -67,7 +63,7 @@ def tpot_terms(view: TermsView, *, dark: bool = False) -> go.Figure:
     for name, values in view.parts_ms.items():
         figure.add_trace(
             go.Bar(
-                name=_label(name),
+                name=label_of(name),
                 orientation="h",
                 y=[_wrapped(label) for label in view.labels],
                 x=list(values),
@@ -75,7 +71,7 @@ def tpot_terms(view: TermsView, *, dark: bool = False) -> go.Figure:
                 hovertemplate="%{y}<br>%{fullData.name} %{x:.4g} ms<extra></extra>",
             )
         )
-    figure.update_xaxes(title_text=_time_title("time per output token (ms)", view.emulated, dark))
+    figure.update_xaxes(title_text=time_title("time per output token (ms)", view.emulated, dark))
     return figure
 
 
@@ -139,41 +135,6 @@ def layer_load(view: LoadView, layer: int, *, dark: bool = False) -> go.Figure:
     return figure
 
 
-def timeline(view: TimelineView, *, dark: bool = False) -> go.Figure:
-    """Lanes of link, device, CPU and host over time."""
-    if not view.blocks:
-        return empty_figure(view.empty, dark=dark)
-    figure = go.Figure(
-        layout={
-            "template": template(dark),
-            "height": 130 + 62 * len(view.tracks),
-            "barmode": "overlay",
-            "bargap": 0,
-            "dragmode": "zoom",
-        }
-    )
-    floor = {track: len(view.tracks) - 1 - place for place, track in enumerate(view.tracks)}
-    for concept in dict.fromkeys(block.concept for block in view.blocks):
-        figure.add_trace(_lane_bars(concept, [block for block in view.blocks if block.concept == concept], floor))
-    if view.moments:
-        figure.add_trace(_eviction_marks(view, floor, dark))
-    _mark_passes(figure, view)
-    end_ms = max(block.end_ms for block in view.blocks)
-    figure.update_xaxes(
-        title_text=_time_title("time since the window began (ms)", view.emulated, dark), range=[0, end_ms]
-    )
-    figure.update_yaxes(
-        title_text="track; height is share of time" if view.is_aggregated else "track",
-        tickvals=[floor[track] + LANE_HEIGHT / 2 for track in view.tracks],
-        ticktext=[f"{track}  " for track in view.tracks],
-        range=[-0.1, len(view.tracks) + 0.15],
-        fixedrange=True,
-        showgrid=False,
-        zeroline=False,
-    )
-    return figure
-
-
 def _bars(height: int, dark: bool) -> go.Figure:
     """An empty figure for horizontal bars, the first one on top."""
     figure = go.Figure(layout={"template": template(dark), "height": height, "legend": {"traceorder": "normal"}})
@@ -181,49 +142,7 @@ def _bars(height: int, dark: bool) -> go.Figure:
     return figure
 
 
-def _lane_bars(concept: str, blocks: Sequence[Block], floor: dict[str, int]) -> go.Bar:
-    return go.Bar(
-        name=_label(concept),
-        x=[(block.start_ms + block.end_ms) / 2 for block in blocks],
-        width=[block.end_ms - block.start_ms for block in blocks],
-        base=[floor[block.track] + LANE_HEIGHT * block.low for block in blocks],
-        y=[LANE_HEIGHT * (block.high - block.low) for block in blocks],
-        marker={"color": colour_of(concept), "line": {"width": 0}},
-        hovertext=[escape(f"{block.track}: {block.text}").replace("\n", "<br>") for block in blocks],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
-
-
-def _eviction_marks(view: TimelineView, floor: dict[str, int], dark: bool) -> go.Scatter:
-    return go.Scatter(
-        name="eviction",
-        mode="markers",
-        x=[moment.at_ms for moment in view.moments],
-        y=[floor[moment.track] + LANE_HEIGHT for moment in view.moments],
-        marker={"symbol": "triangle-down", "size": 7, "color": INK_ON_DARK if dark else INK_ON_LIGHT},
-        hovertext=[escape(moment.text) for moment in view.moments],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
-
-
-def _mark_passes(figure: go.Figure, view: TimelineView) -> None:
-    """A dotted line where each pass begins, as long as there are few."""
-    if len(view.pass_starts_ms) > MAX_PASS_MARKS:
-        return
-    for place, start_ms in view.pass_starts_ms:
-        figure.add_vline(x=start_ms, line={"width": 1, "dash": "dot", "color": colour_of("overhead")})
-        figure.add_annotation(
-            text=f"pass {place}",
-            x=start_ms,
-            y=len(view.tracks) + 0.15,
-            xanchor="left",
-            yanchor="top",
-            showarrow=False,
-            font={"size": 11},
-        )
-
-
-def _time_title(title: str, emulated: bool, dark: bool) -> str:
+def time_title(title: str, emulated: bool, dark: bool) -> str:
     """The title of a time axis. It carries the label of an emulated link, so that no crop or export loses it."""
     colour = WARNING_ON_DARK if dark else WARNING_ON_LIGHT
     return f'{title}<br><span style="color:{colour}">{EMULATED}</span>' if emulated else title
@@ -287,7 +206,8 @@ def _band_text(row: ComparisonRow) -> str:
     return f"({format_ms(ends[0])} to {format_ms(ends[1])}: {row.band.text()})"
 
 
-def _label(text: str) -> str:
+def label_of(text: str) -> str:
+    """A text from a file as plotly may show it."""
     return escape(text) or MISSING
 
 

@@ -19,7 +19,11 @@ from dashboard.views import Comparison
 
 MAX_GRID_ROWS = 12
 """Longer tables scroll in themselves."""
-GRAPH_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+GRAPH_CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "resetScale2d"],
+}
 
 
 def section(heading: str, *content: Any, controls: Any = None) -> Any:
@@ -32,9 +36,11 @@ def section(heading: str, *content: Any, controls: Any = None) -> Any:
     )
 
 
-def graph(graph_id: str, label: str) -> Any:
-    """A figure that a callback fills; `label` is what a screen reader says."""
-    figure = dcc.Graph(id=graph_id, figure=empty_figure(""), config=GRAPH_CONFIG)
+def graph(graph_id: str, label: str, *, zoomable: bool = False) -> Any:
+    """A figure that a callback fills; `label` is what a screen reader says. With `zoomable`, a double click shows all
+    of it, also where the figure was drawn for a part."""
+    config = GRAPH_CONFIG | ({"doubleClick": "autosize"} if zoomable else {})
+    figure = dcc.Graph(id=graph_id, figure=empty_figure(""), config=config)
     return html.Div(figure, role="figure", className="graph", **{"aria-label": label})
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from dashboard import figures, summary, views
+from dashboard import figures, summary, timeline_figure, views
 from dashboard.data import HARDWARE_NAME, TRACE_NAME, TUNED_NAME, NamedRun, Snapshot, Workspace
 from dashboard.table import COLUMN_GROUPS, TABLE_NOTE, Cell, cells
 from dashboard.texts import EMULATED
@@ -154,13 +154,13 @@ def _timelines(snapshot: Snapshot) -> list[str]:
     chosen = timeline_runs(snapshot)
     if not chosen:
         view = timeline(snapshot.runs[0] if snapshot.runs else None, 0, 0)
-        return [_section("Timeline", "", _figure(figures.timeline(view), "timeline-0"))]
-    first, last = default_window(chosen[0].run)
+        return [_section("Timeline", "", _figure(timeline_figure.timeline(view), "timeline-0"))]
+    first, last = default_window(chosen[0])
     parts = []
     for place, item in enumerate(chosen):
         view = timeline(item, first, last)
         heading = f"Timeline: {view.title}, passes {view.first} to {view.last}"
-        parts.append(_section(heading, view.sentence, _figure(figures.timeline(view), f"timeline-{place}")))
+        parts.append(_section(heading, view.sentence, _figure(timeline_figure.timeline(view), f"timeline-{place}")))
     return parts
 
 

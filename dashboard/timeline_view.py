@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dashboard.data import NamedRun
+from dashboard.span_columns import SpanColumns, concept_of
 from dashboard.texts import format_bytes, format_ms, format_percent, plural
 from dashboard.views import NO_RUNS, run_title
-from trace_capture.run import TRACKS, Run, Span
+from trace_capture.run import TRACKS, Span
 
-MAX_SPANS = 5_000
-"""Above so many spans in a window, shares of time are drawn instead of single spans."""
+MAX_SPANS = 1_500
+"""Above so many spans in what is shown, shares of time are drawn instead of single spans; zooming in brings them."""
 WAITS = ("stall", "cpu_experts")
-"""Kinds of spans in which a track waits for another."""
-NUM_BINS = 400
+"""Concepts in which a track waits for another."""
+NUM_BINS = 240
 DEFAULT_PASSES = 3
+MARGIN = 0.5
+"""Of a zoomed range, drawn on either side of it, so that moving it a little shows no hole."""
+
+Milliseconds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class TimelineView:
-    """Blocks of the passes `first` to `last` (places in the run, from 0) of a run that has `num_passes`."""
+    """Blocks of the passes `first` to `last` (places in the run, from 0) of a run that has `num_passes`.
+
+    `length_ms` is that of the whole window, `zoom_ms` the part of it that is shown (None: all), `num_spans` counts
+    those in the blocks.
+    """
 
     title: str = ""
     tracks: tuple[str, ...] = ()
@@ -58,23 +68,23 @@ class TimelineView:
     last: int = 0
     num_passes: int = 0
     num_spans: int = 0
+    length_ms: float = 0.0
+    zoom_ms: Milliseconds | None = None
     is_aggregated: bool = False
     emulated: bool = False
     sentence: str = ""
     empty: str = ""
 
 
-def pass_ids(run: Run) -> list[int]:
+def pass_ids(item: NamedRun) -> list[int]:
     """The passes of a run's timeline in order of their start."""
-    starts: dict[int, int] = {}
-    for span in run.spans:
-        starts[span.pass_id] = min(span.start_ns, starts.get(span.pass_id, span.start_ns))
-    return sorted(starts, key=lambda pass_id: starts[pass_id])
+    found: list[int] = item.columns.pass_ids.tolist()
+    return found
 
 
-def default_window(run: Run) -> tuple[int, int]:
+def default_window(item: NamedRun) -> tuple[int, int]:
     """The passes after the first one, which is the first prompt's prefill and much longer than the others."""
-    last = max(0, len(pass_ids(run)) - 1)
+    last = max(0, len(pass_ids(item)) - 1)
     return min(1, last), min(DEFAULT_PASSES, last)
 
 
@@ -84,52 +94,108 @@ def runs_with_spans(runs: Sequence[NamedRun]) -> list[NamedRun]:
     return sorted(found, key=lambda item: (item.run.info.kind != "measured", item.run.metrics.tpot_ms, item.name))
 
 
-def timeline(item: NamedRun | None, first: int, last: int) -> TimelineView:
-    """The spans of passes `first` to `last`; a window beyond the run is moved into it."""
+def counterpart(item: NamedRun | None, runs: Sequence[NamedRun]) -> NamedRun | None:
+    """The run of the same label and the other kind that has a timeline: measured for predicted, and the reverse."""
+    if item is None:
+        return None
+    info = item.run.info
+    others = [one for one in runs_with_spans(runs) if one.run.info.label == info.label]
+    return next((one for one in others if one.run.info.kind != info.kind), None)
+
+
+def timeline(item: NamedRun | None, first: int, last: int, zoom_ms: Milliseconds | None = None) -> TimelineView:
+    """The spans of passes `first` to `last`; a window beyond the run is moved into it.
+
+    Args:
+        item: the run.
+        first, last: places of passes, from 0.
+        zoom_ms: the part of the window that is shown, counted from its begin. What is drawn stays bounded at any
+            zoom: single spans where there are few, else shares of time in `NUM_BINS` bins of what is shown.
+    """
     if item is None:
         return TimelineView(empty=NO_RUNS)
-    title = run_title(item)
-    ids = pass_ids(item.run)
-    if not ids:
+    title, columns = run_title(item), item.columns
+    num_passes = len(columns.pass_ids)
+    if not item.run.spans:
         return TimelineView(title, empty=f"{title} was recorded without spans; run it again with the timeline kept.")
-    first = max(0, min(first, len(ids) - 1))
-    last = max(first, min(last, len(ids) - 1))
-    chosen = set(ids[first : last + 1])
-    in_window = [span for span in item.run.spans if span.pass_id in chosen and span.track in TRACKS]
-    spans = [span for span in in_window if span.kind != "evict"]
-    evictions = [span for span in in_window if span.kind == "evict"]
-    if not spans:
+    first = max(0, min(first, num_passes - 1))
+    last = max(first, min(last, num_passes - 1))
+    in_window = np.isin(columns.pass_id, columns.pass_ids[first : last + 1])
+    work = np.flatnonzero(in_window & ~columns.is_moment)
+    if not len(work):
         return TimelineView(title, empty="These passes have no spans on a track that is known here.")
-    begin_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    tracks = tuple(name for name in TRACKS if any(span.track == name for span in item.run.spans))
-    is_aggregated = len(spans) > MAX_SPANS
-    blocks = _binned(spans, tracks, begin_ns, end_ns) if is_aggregated else [_block(span, begin_ns) for span in spans]
-    starts: dict[int, int] = {}
-    for span in spans:
-        starts[span.pass_id] = min(span.start_ns, starts.get(span.pass_id, span.start_ns))
+    begin_ns, end_ns = int(columns.start_ns[work].min()), int(columns.end_ns[work].max())
+    shown = _Shown(columns, in_window, begin_ns, end_ns, zoom_ms)
+    tracks = tuple(name for place, name in enumerate(TRACKS) if (columns.track == place).any())
+    is_aggregated = len(shown.work) > MAX_SPANS
+    spans = item.run.spans
+    blocks = (
+        _binned(shown, tracks)
+        if is_aggregated
+        else [_block(spans[place], begin_ns) for place in columns.order[shown.work].tolist()]
+    )
+    evictions = columns.order[shown.moments].tolist()
     return TimelineView(
         title=title,
         tracks=tracks,
         blocks=tuple(blocks),
-        moments=() if is_aggregated else tuple(_moment(span, begin_ns) for span in evictions),
-        pass_starts_ms=tuple(
-            (place, (starts[ids[place]] - begin_ns) / 1e6) for place in range(first, last + 1) if ids[place] in starts
-        ),
+        moments=() if is_aggregated else tuple(_moment(spans[place], begin_ns) for place in evictions),
+        pass_starts_ms=_pass_starts(columns, work, first, last, begin_ns),
         first=first,
         last=last,
-        num_passes=len(ids),
-        num_spans=len(spans),
+        num_passes=num_passes,
+        num_spans=len(shown.work),
+        length_ms=(end_ns - begin_ns) / 1e6,
+        zoom_ms=shown.zoom_ms,
         is_aggregated=is_aggregated,
         emulated=item.run.info.emulated,
-        sentence=f"Passes {first} to {last} of 0 to {len(ids) - 1}: "
-        + _sentence(spans, tracks, begin_ns, end_ns, is_aggregated)
+        sentence=f"Passes {first} to {last} of 0 to {num_passes - 1}: "
+        + _sentence(shown, tracks, is_aggregated)
         + (f" {plural(len(evictions), 'eviction')}." if evictions else ""),
     )
 
 
-def concept_of(span: Span) -> str:
-    """What a span's colour stands for: a load's reason, or the kind of work."""
-    return f"{span.reason or 'demand'} load" if span.kind == "load" else span.kind
+class _Shown:
+    """What of a window is shown, with a margin: places of its work and of its moments."""
+
+    def __init__(
+        self,
+        columns: SpanColumns,
+        in_window: npt.NDArray[np.bool_],
+        begin_ns: int,
+        end_ns: int,
+        zoom_ms: Milliseconds | None,
+    ) -> None:
+        self.columns, self.begin_ns = columns, begin_ns
+        length_ms = (end_ns - begin_ns) / 1e6
+        self.zoom_ms = None
+        self.low_ns, self.high_ns = begin_ns, end_ns
+        self.draw_low_ns, self.draw_high_ns = begin_ns, end_ns
+        if zoom_ms is not None and zoom_ms[0] < length_ms and zoom_ms[1] > 0:
+            self.zoom_ms = zoom_ms
+            self.low_ns, self.high_ns = (begin_ns + round(value * 1e6) for value in zoom_ms)
+            margin_ns = round(MARGIN * (self.high_ns - self.low_ns))
+            self.draw_low_ns = max(begin_ns, self.low_ns - margin_ns)
+            self.draw_high_ns = min(end_ns, self.high_ns + margin_ns)
+        near = in_window & (columns.end_ns >= self.draw_low_ns) & (columns.start_ns <= self.draw_high_ns)
+        self.work = np.flatnonzero(near & ~columns.is_moment)
+        self.moments = np.flatnonzero(near & columns.is_moment)
+
+    def inside_ns(self, chosen: npt.NDArray[np.bool_]) -> int:
+        """Nanoseconds of the chosen work that lie in the zoomed range."""
+        places = self.work[chosen]
+        starts = np.maximum(self.columns.start_ns[places], self.low_ns)
+        return int(np.maximum(0, np.minimum(self.columns.end_ns[places], self.high_ns) - starts).sum())
+
+
+def _pass_starts(
+    columns: SpanColumns, work: npt.NDArray[np.intp], first: int, last: int, begin_ns: int
+) -> tuple[tuple[int, float], ...]:
+    """Where each pass begins that has work."""
+    ids, starts = columns.pass_ids[first : last + 1], columns.pass_starts_ns[first : last + 1]
+    has_work = np.isin(ids, columns.pass_id[work])
+    places = np.flatnonzero(has_work).tolist()
+    return tuple((first + place, max(0, int(starts[place]) - begin_ns) / 1e6) for place in places)
 
 
 def _block(span: Span, begin_ns: int) -> Block:
@@ -152,50 +218,58 @@ def _moment(span: Span, begin_ns: int) -> Moment:
     return Moment(span.track, (span.start_ns - begin_ns) / 1e6, text)
 
 
-def _binned(spans: Sequence[Span], tracks: Sequence[str], begin_ns: int, end_ns: int) -> list[Block]:
+def _binned(shown: _Shown, tracks: Sequence[str]) -> list[Block]:
     """Share of each bin's time by track and concept, stacked within the lane."""
-    edges = np.linspace(begin_ns, end_ns, NUM_BINS + 1)
-    width_ns = max(1e-9, (end_ns - begin_ns) / NUM_BINS)
+    columns, begin_ns = shown.columns, shown.begin_ns
+    edges = np.linspace(shown.draw_low_ns, shown.draw_high_ns, NUM_BINS + 1)
+    width_ns = max(1e-9, (shown.draw_high_ns - shown.draw_low_ns) / NUM_BINS)
     blocks = []
     for track in tracks:
-        on_track = [span for span in spans if span.track == track]
+        on_track = shown.work[columns.track[shown.work] == TRACKS.index(track)]
         low = np.zeros(NUM_BINS)
-        for concept in dict.fromkeys(concept_of(span) for span in on_track):
-            shares = _busy_ns([span for span in on_track if concept_of(span) == concept], edges) / width_ns
+        for concept in dict.fromkeys(columns.concept[on_track].tolist()):
+            places = on_track[columns.concept[on_track] == concept]
+            shares = _busy_ns(columns.start_ns[places], columns.end_ns[places], edges) / width_ns
             high = np.minimum(1.0, low + shares)
+            name = columns.concepts[concept]
             for place in np.flatnonzero(high - low > 1e-4).tolist():
-                text = f"{concept}: {format_percent(float(shares[place]))} of {format_ms(width_ns / 1e6)}"
+                text = f"{name}: {format_percent(float(shares[place]))} of {format_ms(width_ns / 1e6)}"
                 start_ms, end_ms = (edges[place] - begin_ns) / 1e6, (edges[place + 1] - begin_ns) / 1e6
                 blocks.append(
-                    Block(track, concept, float(start_ms), float(end_ms), float(low[place]), float(high[place]), text)
+                    Block(track, name, float(start_ms), float(end_ms), float(low[place]), float(high[place]), text)
                 )
             low = high
     return blocks
 
 
-def _busy_ns(spans: Sequence[Span], edges: np.ndarray) -> np.ndarray:
+def _busy_ns(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], edges: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     """Nanoseconds of work between neighbouring edges. Spans of one track do not overlap, so the work done until
     any time is a line through their starts and ends."""
-    ordered = sorted(spans, key=lambda span: span.start_ns)
-    times = np.array([time for span in ordered for time in (span.start_ns, span.end_ns)], dtype=np.float64)
-    lengths = np.array([span.end_ns - span.start_ns for span in ordered], dtype=np.float64)
-    done = np.concatenate([[0.0], np.repeat(np.cumsum(lengths), 2)])[:-1]
+    times = np.stack([starts, ends], axis=1).ravel().astype(np.float64)
+    done = np.concatenate([[0.0], np.repeat(np.cumsum((ends - starts).astype(np.float64)), 2)])[:-1]
     return np.diff(np.interp(edges, np.maximum.accumulate(times), done))
 
 
-def _sentence(spans: Sequence[Span], tracks: Sequence[str], begin_ns: int, end_ns: int, is_aggregated: bool) -> str:
-    span_ns = max(1, end_ns - begin_ns)
+def _sentence(shown: _Shown, tracks: Sequence[str], is_aggregated: bool) -> str:
+    columns, span_ns = shown.columns, max(1, shown.high_ns - shown.low_ns)
+    track = columns.track[shown.work]
+    concepts = np.array(columns.concepts)[columns.concept[shown.work]]
+    waits = np.isin(concepts, WAITS)
     shares = []
-    for track in tracks:
-        busy_ns = sum(span.end_ns - span.start_ns for span in spans if span.track == track and span.kind not in WAITS)
-        shares.append(f"{track} {format_percent(busy_ns / span_ns, digits=0)}")
-    stall_ns = sum(span.end_ns - span.start_ns for span in spans if span.kind == "stall")
-    moved = sum(span.num_bytes for span in spans if span.kind == "load")
+    for name in tracks:
+        busy_ns = shown.inside_ns((track == TRACKS.index(name)) & ~waits)
+        shares.append(f"{name} {format_percent(busy_ns / span_ns, digits=0)}")
+    stall_ns = shown.inside_ns(concepts == "stall")
+    visible = (columns.end_ns[shown.work] > shown.low_ns) & (columns.start_ns[shown.work] < shown.high_ns)
+    loads = visible & (columns.num_bytes[shown.work] > 0) & (track == TRACKS.index("link"))
+    where = "" if shown.zoom_ms is None else f", from {format_ms(shown.zoom_ms[0])} on"
     text = (
-        f"{plural(len(spans), 'span')} in {format_ms(span_ns / 1e6)}. Busy: {', '.join(shares)}; "
+        f"{plural(int(visible.sum()), 'span')} in {format_ms(span_ns / 1e6)}{where}. Busy: {', '.join(shares)}; "
         f"{format_percent(stall_ns / span_ns, digits=0)} of the time the device waits for the link. "
-        f"{format_bytes(moved)} were copied."
+        f"{format_bytes(int(columns.num_bytes[shown.work][loads].sum()))} were copied."
     )
     if is_aggregated:
-        text += f" More than {MAX_SPANS:,} spans, so heights show shares of time; choose fewer passes for single spans."
+        text += f" More than {MAX_SPANS:,} spans, so heights show shares of time; zoom in or choose fewer passes."
     return text

@@ -85,6 +85,37 @@
         return [...pages.map((one) => one.path + textOf(shared)), ...pages.map((one) => one.path === pathname)];
       },
 
+      /* The zoomed range of a timeline in ms, or null for all of it: from the figure or from the buttons. Another run or
+         window begins unzoomed. */
+      zoom(relayout, into, out, earlier, later, all, run, passes, current, length) {
+        const from = window.dash_clientside.callback_context.triggered_id;
+        const asRange = (low, high) => {
+          const [start, stop] = [Math.max(0, low), Math.min(length, high)].map((value) => Number(value.toFixed(5)));
+          const whole = start <= 0 && stop >= Number(length.toFixed(5));
+          const next = whole || !(stop > start) ? null : [start, stop];
+          return String(next) === String(current) ? none() : next;
+        };
+        if (from === "timeline-run" || from === "timeline-passes") return current ? null : none();
+        if (!length) return none();
+        if (from === "timeline-figure") {
+          const keys = Object.keys(relayout || {});
+          if (keys.some((key) => /^xaxis\d*\.autorange$/.test(key))) return current ? null : none();
+          const key = keys.find((one) => /^xaxis\d*\.range\[0\]$/.test(one));
+          return key ? asRange(relayout[key], relayout[key.replace("[0]", "[1]")]) : none();
+        }
+        const [low, high] = current || [0, length];
+        const width = high - low;
+        const action = String(from).replace("timeline-zoom-", "");
+        const moved = {
+          in: [low + width / 4, high - width / 4],
+          out: [low - width / 2, high + width / 2],
+          earlier: [Math.max(0, low - width / 2), Math.max(width, high - width / 2)],
+          later: [Math.min(length - width, low + width / 2), Math.min(length, high + width / 2)],
+          all: [0, length],
+        }[action];
+        return moved ? asRange(...moved) : none();
+      },
+
       /* The menu on narrow screens; opening a page closes it. Hidden links must not take the focus. */
       menu(opened, pathname, navbar) {
         const isOpen = opened && window.dash_clientside.callback_context.triggered_id === "shell-menu";

@@ -180,7 +180,7 @@ def _fit(chosen: NamedTrace | None, query: Query) -> tuple[list[dict[str, str]],
         return [], None, 1, [0, 0]
     layer_ids, last = chosen.trace.shape.moe_layer_ids, chosen.trace.num_tokens - 1
     layer = whole_number(query.get("layer"), 0)
-    window = number_pair(query.get("tokens")) or (0, DEFAULT_STRIP_TOKENS - 1)
+    window = number_pair(query.get("tokens"), allow_equal=True) or (0, DEFAULT_STRIP_TOKENS - 1)
     first = int(min(max(0, window[0]), last))
     tokens = [first, int(min(last, max(first, window[1])))]
     choices = [{"value": str(place), "label": f"layer {layer_id}"} for place, layer_id in enumerate(layer_ids)]

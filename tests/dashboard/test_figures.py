@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import figures, views
+from dashboard import figures, timeline_figure, views
 from dashboard.data import NamedRun, Workspace
 from dashboard.timeline_view import timeline
 from trace_capture.run import Run
@@ -43,7 +43,7 @@ def test_without_emulation_there_is_no_label(make_run: MakeRun) -> None:
     for figure in (
         figures.predicted_against_measured(views.compare(runs)),
         figures.tpot_terms(views.tpot_terms(runs)),
-        figures.timeline(timeline(runs[0], 0, 3)),
+        timeline_figure.timeline(timeline(runs[0], 0, 3)),
     ):
         assert "emulated" not in figure.to_json()
 
@@ -86,7 +86,7 @@ def test_layer_load_is_sorted_and_bounded(trace: Trace) -> None:
 def test_timeline_blocks_lie_in_their_lanes(make_run: MakeRun) -> None:
     run = make_run("a")
     view = timeline(NamedRun("x", run), 2, 4)
-    figure = figures.timeline(view)
+    figure = timeline_figure.timeline(view)
     assert sum(len(bar.x) for bar in figure.data) == view.num_spans
     load = trace_named(figure, "demand load")
     assert set(load.base) == {2.0}  # link is the top lane of three
@@ -106,7 +106,7 @@ def test_an_empty_view_is_a_figure_that_says_why(dark: bool) -> None:
         figures.tpot_terms(views.tpot_terms([]), dark=dark),
         figures.load_heat_map(load, dark=dark),
         figures.layer_load(load, 0, dark=dark),
-        figures.timeline(timeline(None, 0, 0), dark=dark),
+        timeline_figure.timeline(timeline(None, 0, 0), dark=dark),
     ):
         assert not figure.data and "moe-studio" in figure.layout.annotations[0].text.replace("<br>", " ")
 
@@ -124,5 +124,5 @@ def test_texts_from_files_are_escaped(make_run: MakeRun) -> None:
     assert "<a" not in str(figures.tpot_terms(views.tpot_terms(runs)).data[0].y)
     run = runs[0].run
     odd = Run(run.info, run.token_ns, tuple(span._replace(reason="<b>") for span in run.spans))
-    bars = figures.timeline(timeline(NamedRun("x", odd), 0, 2)).data
+    bars = timeline_figure.timeline(timeline(NamedRun("x", odd), 0, 2)).data
     assert "<b>" not in "".join(text for bar in bars for text in (bar.name, *bar.hovertext))
