@@ -30,8 +30,9 @@ def keep_in_address(app: Dash, page: str, controls: Mapping[str, tuple[str, str]
         controls: name in the address -> (id of the control, its property).
     """
     names = json.dumps(list(controls))
+    props = json.dumps([f"{control}.{prop}" for control, prop in controls.values()])
     app.clientside_callback(
-        f"(...values) => window.dash_clientside.studio.keep({names}, values)",
+        f"(...values) => window.dash_clientside.studio.keep({names}, values, {props})",
         Output(f"{page}-address", "data"),
         *[Input(control, prop) for control, prop in controls.values()],
         prevent_initial_call=True,

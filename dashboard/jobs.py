@@ -1,7 +1,7 @@
 """Long work in the background, with progress and a way to stop it.
 
 A job runs in a process of its own, so that the page answers while it works. Locally its progress and result travel
-through a `diskcache` in a temporary folder that only this user can open and that goes when the application does. The
+through a `diskcache` in a temporary folder that only this user can open and that goes when the process ends. The
 cache holds JSON: nothing is pickled into it, and a pickle found in it is refused, so no file planted there is run.
 
 With several users or machines, take Celery instead (https://dash.plotly.com/background-callbacks): give the Dash of
@@ -14,11 +14,11 @@ A page puts `progress_panel("tune")` in its layout and connects its work with `b
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import shutil
 import tempfile
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,12 +55,11 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
 
 def local_manager() -> DiskcacheManager:
     """Where the application's background callbacks run: processes of this machine. The folder of its cache is made
-    here, for this user alone, and removed with the manager."""
+    here, for this user alone, and removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="moe-studio-jobs-")
     cache = diskcache.Cache(folder, disk=JsonDisk)
-    manager = DiskcacheManager(cache)
-    weakref.finalize(manager, _remove, cache, folder)
-    return manager
+    atexit.register(_remove, cache, folder)
+    return DiskcacheManager(cache)
 
 
 def progress_panel(page: str) -> Any:

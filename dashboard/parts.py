@@ -22,7 +22,7 @@ MAX_GRID_ROWS = 12
 GRAPH_CONFIG = {
     "displaylogo": False,
     "responsive": True,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "resetScale2d"],
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "resetScale2d", "zoomIn2d", "zoomOut2d"],
 }
 
 
@@ -44,10 +44,12 @@ def graph(graph_id: str, label: str, *, zoomable: bool = False) -> Any:
     return html.Div(figure, role="figure", className="graph", **{"aria-label": label})
 
 
-def grid(grid_id: str, label: str, columns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Any:
-    """A table that can be sorted and filtered, by keyboard too; dark where the page is."""
+def grid(grid_id: str, label: str, columns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]] | None) -> Any:
+    """A table that can be sorted and filtered, by keyboard too; dark where the page is. None: a callback fills it,
+    perhaps with many rows."""
+    scrolls = rows is None or len(rows) > MAX_GRID_ROWS
     options = {
-        "domLayout": "autoHeight" if len(rows) <= MAX_GRID_ROWS else "normal",
+        "domLayout": "normal" if scrolls else "autoHeight",
         "enableCellTextSelection": True,
         "ensureDomOrder": True,
         "suppressColumnVirtualisation": True,
@@ -56,10 +58,10 @@ def grid(grid_id: str, label: str, columns: Sequence[dict[str, Any]], rows: Sequ
     table = dag.AgGrid(
         id=grid_id,
         columnDefs=list(columns),
-        rowData=list(rows),
+        rowData=list(rows or ()),
         defaultColDef={"sortable": True, "filter": True, "resizable": True},
         dashGridOptions=options,
-        style={"height": None if len(rows) <= MAX_GRID_ROWS else "460px", "width": "100%"},
+        style={"height": "420px" if scrolls else None, "width": "100%"},
     )
     return html.Div(table, role="region", className="grid", **{"aria-label": label})
 

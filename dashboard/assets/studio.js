@@ -19,20 +19,23 @@
   };
 
   /* Write control values to the address. A slider that is pushed on, and controls that follow another one, stay one
-     step of the back button. */
-  const keep = (names, values, isStep = true) => {
+     step of the back button. Only what somebody changed is a reason to write: components that say again, when they
+     are shown, what they were given are none. `props` has the property behind each name. */
+  const keep = (names, values, props = null, isStep = true) => {
     const query = new URLSearchParams(window.location.search);
     const changed = [];
     names.forEach((name, place) => {
       const value = values[place];
       const before = query.get(name);
-      const text = value === null || value === undefined || value === "" ? null : String(value);
+      const text = value === null || value === undefined || String(value) === "" ? null : String(value);
       if (text === before) return;
       changed.push(name);
       if (text === null) query.delete(name); else query.set(name, text);
     });
     const search = textOf(query);
-    if (!changed.length || search === window.location.search) return none();
+    const triggered = props && window.dash_clientside.callback_context.triggered.map((one) => one.prop_id);
+    const isMeant = !props || changed.some((name) => triggered.includes(props[names.indexOf(name)]));
+    if (!isMeant || search === window.location.search) return none();
     const now = Date.now();
     const passed = now - last.time;
     const same = last.names === String(changed);
@@ -68,7 +71,7 @@
         if (!clicks) return none();
         const scheme = current === "dark" ? "light" : "dark";
         window.localStorage.setItem(SCHEME_KEY, scheme);
-        return keep(["theme"], [scheme], false);
+        return keep(["theme"], [scheme], null, false);
       },
 
       /* Links of the navigation: they carry what all pages share. Returns all addresses, then which are active. */
@@ -85,25 +88,26 @@
         return [...pages.map((one) => one.path + textOf(shared)), ...pages.map((one) => one.path === pathname)];
       },
 
-      /* The zoomed range of a timeline in ms, or null for all of it: from the figure or from the buttons. Another run or
+      /* The zoomed range of a timeline in ms, or an empty list for all of it: from the figure or from the buttons. Another run or
          window begins unzoomed. */
       zoom(relayout, into, out, earlier, later, all, run, passes, current, length) {
         const from = window.dash_clientside.callback_context.triggered_id;
+        const isZoomed = Boolean(current && current.length);
         const asRange = (low, high) => {
           const [start, stop] = [Math.max(0, low), Math.min(length, high)].map((value) => Number(value.toFixed(5)));
           const whole = start <= 0 && stop >= Number(length.toFixed(5));
-          const next = whole || !(stop > start) ? null : [start, stop];
-          return String(next) === String(current) ? none() : next;
+          const next = whole || !(stop > start) ? [] : [start, stop];
+          return String(next) === String(current || []) ? none() : next;
         };
-        if (from === "timeline-run" || from === "timeline-passes") return current ? null : none();
+        if (from === "timeline-run" || from === "timeline-passes") return isZoomed ? [] : none();
         if (!length) return none();
         if (from === "timeline-figure") {
           const keys = Object.keys(relayout || {});
-          if (keys.some((key) => /^xaxis\d*\.autorange$/.test(key))) return current ? null : none();
+          if (keys.some((key) => /^xaxis\d*\.autorange$/.test(key))) return isZoomed ? [] : none();
           const key = keys.find((one) => /^xaxis\d*\.range\[0\]$/.test(one));
           return key ? asRange(relayout[key], relayout[key.replace("[0]", "[1]")]) : none();
         }
-        const [low, high] = current || [0, length];
+        const [low, high] = isZoomed ? current : [0, length];
         const width = high - low;
         const action = String(from).replace("timeline-zoom-", "");
         const moved = {

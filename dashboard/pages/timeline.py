@@ -27,7 +27,7 @@ def layout(snapshot: Snapshot, query: Query) -> Any:
     return dmc.Stack(
         [
             address_sink("timeline"),
-            dcc.Store(id=ZOOM, data=list(zoom) if zoom is not None else None),
+            dcc.Store(id=ZOOM, data=list(zoom or ())),
             dcc.Store(id=LENGTH),
             parts.problems(snapshot.problems),
             parts.section(

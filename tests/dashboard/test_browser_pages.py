@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from dashboard.data import NamedRun
 from dashboard.texts import format_percent
 from dashboard.timeline_view import timeline
+from simulator.validation.families import PUBLISHED_RECORD
+from simulator.validation.record import ValidationRecord
 from trace_capture.run import Run, Span
+from trace_capture.samples import sample_folder
 from trace_capture.statistics import lru_hit_curve, num_lookups
 from trace_capture.trace import Trace
 
@@ -30,14 +34,14 @@ def test_routing_of_a_layer_is_the_librarys(visit, address: str, trace: Trace) -
             r"With (\d+) slots? LRU hits ([\d.]+ %)", page.locator("#routing-hits-note").inner_text()
         ).groups()
         assert shown == format_percent(lru_hit_curve(trace)[4, int(slots)] / num_lookups(trace)[4])
-        drawn = page.evaluate("document.querySelector('#routing-hits .js-plotly-plot').data[1].y.length")
+        drawn = page.evaluate("document.querySelector('#routing-hits .js-plotly-plot')._fullData[1].y.length")
         assert drawn == trace.shape.num_experts + 1
         note = page.locator("#routing-load-note").inner_text()
         page.get_by_text("prefill", exact=True).click()
         page.wait_for_function("before => document.querySelector('#routing-load-note').innerText !== before", arg=note)
         page.get_by_role("slider", name="Last token").focus()
-        page.keyboard.press("Home")
-        page.wait_for_function("document.querySelector('#routing-strip-note').innerText.includes('Tokens 0 to 0 of')")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("document.querySelector('#routing-strip-note').innerText.includes('Tokens 0 to 52 of')")
         page.go_back()
         page.go_back()
         page.wait_for_function("document.querySelector('#routing-strip-note')?.innerText.includes('Tokens 0 to 53')")
@@ -46,6 +50,8 @@ def test_routing_of_a_layer_is_the_librarys(visit, address: str, trace: Trace) -
 
 def test_the_timeline_keeps_runs_and_passes_in_the_address(visit, address: str, folder: Path) -> None:
     with visit(f"{address}/timeline?run=on-demand-measured&below=nothing", BAR) as page:
+        page.wait_for_timeout(300)
+        assert page.url == f"{address}/timeline?run=on-demand-measured&below=nothing"
         page.get_by_role("slider", name="Last pass").focus()
         for _ in range(4):
             page.keyboard.press("ArrowRight")
@@ -99,3 +105,27 @@ def test_zooming_into_50000_spans_refines_and_stays_small(
         page.get_by_role("button", name="Zoom in").press("Enter")
         page.wait_for_function("document.querySelector('#timeline-note').innerText.includes('from 12.5 ms')")
         assert "zoom=12.5,37.5" in page.url
+
+
+def test_validation_shows_the_errors_of_a_record(visit, address: str, folder: Path) -> None:
+    with visit(f"{address}/validation", "#validation-errors .scatterlayer .point") as page:
+        assert "published measurements by others" not in page.locator("#validation-record").input_value()
+        record = ValidationRecord.load(sample_folder() / PUBLISHED_RECORD)
+        page.locator("#validation-record").click()
+        page.get_by_role("option", name="published measurements by others").click()
+        page.wait_for_function(
+            "text => document.querySelector('#validation-note').innerText.startsWith(text)",
+            arg=f"{len(record.pairs)} pairs of predicted and measured time per token",
+        )
+        overall = next(band for band in record.bands if band.family == "any")
+        assert (
+            f"{format_percent(overall.median_abs_error)} in the median" in page.locator("#validation-note").inner_text()
+        )
+        assert page.locator("#validation-errors .scatterlayer .point").count() == len(record.pairs)
+        assert "record=@published" in unquote(page.url)
+        assert "V1-1K" in page.locator(".papers").inner_text()
+        page.go_back()
+        page.wait_for_function("document.querySelector('#validation-note')?.innerText.startsWith('3 pairs')")
+        cells = page.locator("#validation-pairs [row-index='0'] [col-id=error_percent]")
+        tuned = [Run.load(folder / f"tuned-{kind}.run.json").metrics.tpot_ms for kind in ("predicted", "measured")]
+        assert float(cells.inner_text().replace("\u2212", "-")) == round(100 * (tuned[0] / tuned[1] - 1), 1)

@@ -1,0 +1,96 @@
+"""Background jobs: nothing is pickled, progress and result arrive, a stop stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+import pytest
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from diskcache import Cache
+from diskcache.core import MODE_PICKLE
+from werkzeug.serving import make_server
+
+from dashboard import jobs
+from trace_capture.errors import StudioError
+
+
+def test_the_cache_holds_json_and_refuses_pickles(tmp_path: Path) -> None:
+    with Cache(str(tmp_path), disk=jobs.JsonDisk) as cache:
+        figure = go.Figure(go.Bar(x=[1], y=[2]))
+        cache["figure"] = [figure, html.P("x"), no_update]
+        shown = cache["figure"]
+        assert shown[0]["data"][0]["x"] == [1] and shown[1]["props"]["children"] == "x"
+        assert shown[2] == {"_dash_no_update": "_dash_no_update"}
+        cache["secret"] = b"\x00\xff"
+        assert cache["secret"] == b"\x00\xff"
+        assert cache._sql("SELECT COUNT(*) FROM Cache WHERE mode = ?", (MODE_PICKLE,)).fetchall() == [(0,)]
+        cache._sql("UPDATE Cache SET mode = ?", (MODE_PICKLE,))
+        with pytest.raises(StudioError, match="was not read"):
+            cache["figure"]
+
+
+def test_the_folder_is_for_this_user_alone_and_goes_with_the_process() -> None:
+    folder = Path(jobs.local_manager().handle.directory)
+    assert folder.stat().st_mode & 0o077 == 0
+    code = "from dashboard import jobs; print(jobs.local_manager().handle.directory)"
+    root = Path(jobs.__file__).parent.parent
+    left = subprocess.run([sys.executable, "-c", code], check=True, cwd=root, capture_output=True, text=True).stdout
+    assert "moe-studio-jobs-" in left and not Path(left.strip()).exists()
+
+
+@pytest.fixture
+def job_app(tmp_path: Path):
+    """A page with one job that counts to 20, and leaves its process id and how far it came."""
+
+    def count(report: jobs.Report, steps: int) -> str:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        for step in range(steps):
+            report(step, steps, f"step {step}")
+            (tmp_path / "step").write_text(str(step))
+            time.sleep(0.1)
+        return f"counted to {steps}"
+
+    app = Dash(__name__, background_callback_manager=jobs.local_manager(), serve_locally=True)
+    start = html.Button("Start", id="start")
+    steps = dcc.Input(id="steps", value=12, type="number")
+    app.layout = dmc.MantineProvider([start, steps, jobs.progress_panel("demo"), html.P(id="result")])
+    jobs.background(
+        app, "demo", [Output("result", "children")], [Input("start", "n_clicks"), State("steps", "value")],
+        lambda report, _, steps: [count(report, steps)], disabled_while_running=["start"],
+    )  # fmt: skip
+    server = make_server("127.0.0.1", 0, app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.browser
+def test_a_job_reports_finishes_and_can_be_stopped(visit: Callable[..., object], job_app: str, tmp_path: Path) -> None:
+    with visit(job_app, "#start") as page:
+        assert page.locator("#demo-job").is_hidden()
+        page.locator("#start").click()
+        page.wait_for_function("document.querySelector('#demo-progress-text').innerText.startsWith('step')")
+        assert page.locator("#start").is_disabled()
+        page.wait_for_selector("#result:has-text('counted to 12')")
+        page.locator("#demo-job").wait_for(state="hidden")
+        assert int((tmp_path / "pid").read_text()) != os.getpid()
+        page.locator("#steps").fill("600")
+        page.locator("#start").click()
+        page.wait_for_function("document.querySelector('#demo-progress-text').innerText.startsWith('step')")
+        page.get_by_role("button", name="Stop").click()
+        page.locator("#demo-job").wait_for(state="hidden")
+        reached = (tmp_path / "step").read_text()
+        page.wait_for_timeout(500)
+        assert (tmp_path / "step").read_text() == reached and int(reached) < 500
+        assert page.locator("#result").inner_text() == "counted to 12"
