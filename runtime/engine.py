@@ -29,6 +29,7 @@ from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
 from simulator.policies.window import DraftingWindow
+from simulator.routing_drift import RoutingWatch
 from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
 
@@ -99,6 +100,8 @@ class Engine:
         """Debug check, slow: set to [0] * L to compare every expert with its bank at every use; counts the uses."""
         self.is_reading_prompt = False
         """Whether passes belong to a prompt although they find tokens in the cache, as in a chunked prefill."""
+        self.watch: RoutingWatch | None = None
+        """Is told where each generated token was routed; only the first of a verify pass, which is certain."""
         self.speculate_in_prefill = False
         """For evaluation: treat every pass as decode, so that whole texts can be scored under speculation."""
 
@@ -281,6 +284,8 @@ class Engine:
         rows = top_k_index.tolist()
         if foreseen is not None:
             self._recall[layer].add(foreseen.rows, rows)
+        if self.watch is not None and not self.passes[-1].is_prefill:
+            self.watch.routed(layer, rows[0], len(rows) == 1)
         return Foreseen(top_k_index, top_k_weights, rows)
 
     def _judge(self) -> None:

@@ -20,6 +20,7 @@ from runtime.steadiness import Probe, Probes, around_passes, probed
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import summarise
+from simulator.routing_drift import RoutingWatch
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_recorded_stall
 from trace_capture.hardware import HardwareProfile
@@ -55,6 +56,7 @@ def measure(
     record_spans: bool = True,
     warmup_passes: int = 0,
     probes: list[Probes] | None = None,
+    watch: RoutingWatch | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Offload the model, continue the prompts one after the other, put the model back.
@@ -74,6 +76,7 @@ def measure(
         warmup_passes: so many decode passes at the start are run and left out of all figures.
         probes: if given, the machine's speed is probed before every pass (`runtime.steadiness`), and the probes around
             each decode pass are appended.
+        watch: if given, sums up where the generated tokens are routed.
         progress: called with (prompts done, prompts in all).
 
     Returns:
@@ -91,12 +94,14 @@ def measure(
         watch_drafts(loaded.model, [engine]),
         probed(loaded.model, probes is not None) as seen,
     ):
+        engine.watch = watch
         engine.core.tally.warmup_passes = warmup_passes
         if record_spans:
             engine.link.spans = []
         ends_ns: list[int] = []
         sequence_of_pass: list[int] = []
         for offset, ids in enumerate(encoded):
+            _begin_prompt(watch)
             texts.append(loaded.generate(ids, max_new_tokens, sampling, first_sequence + offset, drafting))
             ends_ns.append(perf_counter_ns())
             sequence_of_pass += [first_sequence + offset] * (len(engine.passes) - len(sequence_of_pass))
@@ -111,7 +116,6 @@ def measure(
         core = engine.core
         metrics = summarise(passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes)
         preloaded_experts = len(engine.preloaded)
-        shape_name = engine.shape.name
         store_note = engine.store.note
         is_emulated = type(engine.link).__name__ == "EmulatedLink"
     decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL][warmup_passes:]
@@ -119,7 +123,7 @@ def measure(
         kind="measured",
         label=config.title,
         emulated=is_emulated,
-        model=shape_name,
+        model=engine.shape.name,
         hardware=hardware.name if hardware else "this machine",
         hardware_digest=hardware.digest if hardware else "",
         trace_digest=trace_digest,
@@ -132,6 +136,11 @@ def measure(
     )
     run_passes = tuple(RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in passes)
     return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts), run_passes)
+
+
+def _begin_prompt(watch: RoutingWatch | None) -> None:
+    if watch is not None:
+        watch.begin_prompt()
 
 
 def _notes(is_emulated: bool, config: OffloadConfig, store_note: str) -> list[str]:

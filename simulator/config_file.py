@@ -52,6 +52,7 @@ KEY_COMMENTS = {
     "device.serial": "true: wait for every load where it is issued (for debugging)",
     "provenance": "where this comes from and what was predicted; for information, changes nothing",
     "provenance.predicted_tpot_ms": "time per output token on held-out tokens of the trace",
+    "provenance.routing": "of the trace's generated tokens; a run says when its routing is unlike it",
     "provenance.error_band": "where the measured time is expected, as shares of the prediction",
 }
 

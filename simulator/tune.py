@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import DeviceConfig, OffloadConfig, Provenance
+from simulator.routing_drift import routing_reference
 from simulator.slot_split import SlotSplit
 from simulator.tune_front import Candidate, FrontPoint, pareto_front
 from simulator.tune_goal import Goal, figures_of
@@ -227,6 +228,7 @@ def verdict(
         gamma=gamma,
         expected_kl_nats=kl_nats,
         versions=software_versions("simpy", "pulp", "highspy", "optuna"),
+        routing=routing_reference(trace),
     )
     return TuneResult(
         config=config.model_copy(update={"provenance": provenance}),

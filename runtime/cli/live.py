@@ -16,6 +16,7 @@ from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, Prompt
 if TYPE_CHECKING:
     from runtime.demo import DemoResult
     from simulator.policies.config import OffloadConfig, Provenance
+    from simulator.routing_drift import RoutingDrift, RoutingWatch
     from trace_capture.run import Run
 
 
@@ -59,6 +60,7 @@ def run_command(
     chosen = load_config(config) if config else OffloadConfig.for_fraction(budget_ratio)
     chosen = with_cpu(chosen, cpu_layers, cpu_experts)
     texts = read_prompts(prompts, text)
+    watch = _watch_for(chosen)
     with progress_bar(not as_json) as step:
         loaded = load_streamed(model) if should_stream(model, stream) else load_model(model)
         run = measure(
@@ -71,22 +73,26 @@ def run_command(
             vectors_path=vectors,
             estimator_path=estimator,
             warmup_passes=warmup,
+            watch=watch,
             progress=step("run"),
         )
     if out is not None:
         run.save(out, "measured")
     if record is not None:
         _append_promise(record, chosen, run)
-    promised = chosen.provenance
+    promised, drift = chosen.provenance, watch.drift() if watch else None
     if as_json:
         predicted = {"predicted_tpot_ms": promised.predicted_tpot_ms} if promised else {}
-        say_json(run_json(run) | predicted | {"texts": list(run.texts)})
+        seen = {"routing": drift.as_json()} if drift else {}
+        say_json(run_json(run) | predicted | seen | {"texts": list(run.texts)})
         return
     for prompt, continuation in zip(texts, run.texts, strict=True):
         say(f"{prompt}{continuation}\n")
     say_run(run)
     if promised is not None:
         _say_promise(promised, run)
+    if drift is not None:
+        _say_drift(drift)
     if record is not None:
         say(f"{record}: appended what was promised and measured")
     say_next("moe-studio capture --predict quasi-hidden --out t.parquet, then tune, for a configuration of your own")
@@ -120,6 +126,23 @@ def demo_command(
         say_json({"folder": str(out), "strategies": rows, "engine": engine_cost(result)})
         return
     _say_demo(result, rows)
+
+
+def _watch_for(config: OffloadConfig) -> RoutingWatch | None:
+    """What compares routing with that of the tuning trace; None where the configuration does not know it, or where
+    layers run predicted experts, so that their routers are not waited for."""
+    from simulator.routing_drift import RoutingWatch
+
+    reference = config.provenance.routing if config.provenance else None
+    mode = config.prefetch.mode
+    if reference is None or "commit" in ((mode,) if isinstance(mode, str) else mode):
+        return None
+    return RoutingWatch(reference)
+
+
+def _say_drift(drift: RoutingDrift) -> None:
+    mend = "; capture such prompts and tune again (moe-studio capture, then tune)" if drift.is_unlike else ""
+    say(f"  {drift.text()}{mend}")
 
 
 def _append_promise(path: Path, config: OffloadConfig, run: Run) -> None:

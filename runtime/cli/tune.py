@@ -29,7 +29,9 @@ from runtime.cli.strategy_options import BudgetMib, BudgetRatio, Seed
 if TYPE_CHECKING:
     from simulator.tune import TuneResult
     from simulator.tune_quality import CommitCost
+    from trace_capture.hardware import HardwareProfile
     from trace_capture.model_shape import ModelShape
+    from trace_capture.trace import Trace
 
 _SHOWN = 8
 
@@ -66,6 +68,10 @@ def tune_command(
     draft_mib: DraftMib = 0.0,
     trials: Annotated[int, typer.Option(min=0, help="Proposals of the optimiser beyond the grid.")] = 40,
     seed: Seed = 0,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(help="A run (.run.json): tune with what it measured instead of the profile's figures."),
+    ] = None,
     study: Annotated[Path | None, typer.Option(help="SQLite file, so that a stopped search goes on.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; -1 for one per core. The result is the same.")] = 1,
     as_json: Json = False,
@@ -95,12 +101,14 @@ def tune_command(
         acceptance_ratio=acceptance,
         draft_bytes=round(draft_mib * 2**20),
     )
+    device = DeviceConfig.for_link(profile.link)
+    profile, taken = _measured_profile(profile, from_run, loaded)
     with _interruptible(study), progress_bar(not as_json) as step:
         result = tune(
             loaded,
             profile,
             budget_bytes=_budget_bytes(budget_mib, budget_ratio, loaded.shape.total_expert_bytes),
-            device=DeviceConfig.for_link(profile.link),
+            device=device,
             scopes=("layer", "global") if global_pool else ("layer",),
             options=options,
             profile=load_popularity(popular) if popular else None,
@@ -108,9 +116,11 @@ def tune_command(
         )
     save_config(result.config, out)
     if as_json:
-        say_json(tune_json(result) | {"path": str(out)})
+        say_json(tune_json(result) | {"path": str(out), "from_run": list(taken)})
         return
     _say_result(result, out)
+    for note in taken:
+        say(f"  {note}")
     say_next(f"moe-studio run --model MODEL --config {out} --text 'your prompt'")
 
 
@@ -123,6 +133,20 @@ def _interruptible(study: Path | None) -> Iterator[None]:
         kept = f"the same command goes on from {study}" if study else "with --study FILE the next one could go on"
         fail(f"tuning was interrupted; {kept}")
         raise typer.Exit(130) from None
+
+
+def _measured_profile(
+    profile: HardwareProfile, path: Path | None, trace: Trace
+) -> tuple[HardwareProfile, tuple[str, ...]]:
+    """The profile rescaled by a run where one is given, and what was taken over. An emulated link is still paced to
+    the rate it had."""
+    if path is None:
+        return profile, ()
+    from simulator.tune_feedback import profile_from_run
+    from trace_capture.run import Run
+
+    rescaled = profile_from_run(profile, Run.load(path), trace)
+    return rescaled.hardware, rescaled.notes
 
 
 def _commit_costs(paths: list[Path], shape: ModelShape) -> tuple[CommitCost, ...]:

@@ -10,6 +10,7 @@ from simulator.policies.cache import CACHE_POLICIES
 from simulator.policies.errors import unknown_name
 from simulator.policies.placement import PLACEMENT_POLICIES
 from simulator.policies.prefetch import PREFETCH_POLICIES, PrefetchSetting, make_prefetch_policy
+from simulator.policies.routing_reference import RoutingReference
 from simulator.policies.utility_config import UtilityConfig
 from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ConfigError
@@ -241,6 +242,8 @@ class Provenance(BaseModel):
     expected_kl_nats: float = 0.0
     """Estimated divergence of the output per token from the exact model's; 0 for what is lossless."""
     versions: dict[str, str] = Field(default_factory=dict)
+    routing: RoutingReference | None = None
+    """What the trace's routing was like, so that a run can tell when its own is unlike it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -84,6 +84,7 @@ def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path,
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["predicted_tpot_ms"] == promised
+    assert 0 < found["routing"]["popularity"] and 0 <= found["routing"]["overlap"] <= 1
     assert found["kind"] == "measured"
     assert len(found["texts"]) == 1
     record = tmp_path / "runs" / "measured.run.json"
@@ -91,6 +92,9 @@ def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path,
     shown = studio("run", *arguments, "--vectors", vectors).stdout
     assert "predicted" in shown
     assert "emulated link" in shown
+    assert "routing of these prompts is" in shown
+    again = ["--from-run", record, "--budget-ratio", "0.5", "--out", tmp_path / "again.toml", "--json"]
+    assert_refused(studio("tune", trace, *again), "--from-run", "emulated link")
 
 
 def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path, tmp_path: Path) -> None:
