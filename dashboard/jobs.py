@@ -53,13 +53,23 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
         return _unpack(super().fetch(mode, filename, value, read))
 
 
+class LocalManager(DiskcacheManager):  # type: ignore[misc]
+    """A manager of one application's jobs. Dash tells every manager of a process of every job, known by its source
+    text and its outputs; with two applications in one process, one would run the jobs of the other."""
+
+    def register(self, key: str, fn: Any, progress: Any) -> None:
+        """Take a job that was made for this manager."""
+        if getattr(fn, "manager", self) is self:
+            super().register(key, fn, progress)
+
+
 def local_manager() -> DiskcacheManager:
     """Where the application's background callbacks run: processes of this machine. The folder of its cache is made
     here, for this user alone, and removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="moe-studio-jobs-")
     cache = diskcache.Cache(folder, disk=JsonDisk)
     atexit.register(_remove, cache, folder)
-    return DiskcacheManager(cache)
+    return LocalManager(cache)
 
 
 def progress_panel(page: str) -> Any:
@@ -103,6 +113,7 @@ def background(
 
         return work(report, *values)
 
+    run.manager = app._background_manager  # type: ignore[attr-defined]
     bar, text, stop = f"{page}-progress", f"{page}-progress-text", f"{page}-stop"
     running = [(Output(f"{page}-job", "hidden"), False, True), (Output(stop, "disabled"), False, True)]
     running += [(Output(name, "disabled"), True, False) for name in disabled_while_running]

@@ -161,30 +161,19 @@ def _routing(config: OffloadConfig, trace: Path | None, weights: str | None) -> 
     """The trace or counts, in the weight format that is asked for or that the configuration was tuned with."""
     if trace is None:
         return None
+    from simulator.exports.inputs import tuned_format
     from trace_capture.expert_counts import load_popularity
 
     loaded = load_popularity(trace)
-    name, _, tuned_format = (config.provenance.model if config.provenance else "").partition(":")
-    is_same_model = name == loaded.shape.name.partition(":")[0] and config.provenance is not None
-    if weights is None and tuned_format and is_same_model and loaded.shape.name.partition(":")[2] != tuned_format:
-        weights = tuned_format
-    return in_format(loaded, weights)
+    return in_format(loaded, weights or tuned_format(config, loaded.shape))
 
 
 def _shape(config: OffloadConfig, model: str | None, weights: str | None) -> ModelShape:
     """The model that is named, or the one that the configuration was tuned for where it is a built-in one."""
-    from trace_capture.errors import ConfigError, ModelError
-    from trace_capture.known_shapes import find_shape, known_shape
+    from simulator.exports.inputs import tuned_shape
+    from trace_capture.known_shapes import find_shape
 
-    if model is not None:
-        shape = find_shape(model)
-        return shape.with_weights(weights) if weights else shape
-    name = config.provenance.model if config.provenance else ""
-    try:
-        shape = known_shape(name)
-    except ModelError as error:
-        what = f"'{name}', the configuration's model, has no built-in shape" if name else "the model is not known"
-        raise ConfigError(f"{what}: give --trace t.parquet, or --model with a config.json") from error
+    shape = tuned_shape(config) if model is None else find_shape(model)
     return shape.with_weights(weights) if weights else shape
 
 

@@ -21,6 +21,7 @@ DRAWN = {
     "Overview": "#overview-comparison .barlayer .point",
     "Routing": "#routing-load .heatmaplayer image",
     "Timeline": "#timeline-figure .barlayer .point",
+    "Export": "#export-command",
     "Validation": "#validation-errors .scatterlayer .point",
 }
 """Per page, what there is once it has drawn its figures."""
