@@ -5,12 +5,11 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-import plotly.graph_objects as go
-import plotly.io
 from plotly.offline import get_plotlyjs
 
 from dashboard import figures, summary, timeline_figure, views
 from dashboard.data import HARDWARE_NAME, TRACE_NAME, TUNED_NAME, NamedRun, Snapshot, Workspace
+from dashboard.report_parts import figure_html, routing_sections, section, validation_sections
 from dashboard.table import COLUMN_GROUPS, TABLE_NOTE, Cell, cells
 from dashboard.texts import EMULATED
 from dashboard.timeline_view import default_window, runs_with_spans, timeline
@@ -73,16 +72,18 @@ def report_html(snapshot: Snapshot) -> str:
     sections = [
         _problems(snapshot.problems),
         _cards(summary.summary_cards(snapshot)),
-        _section(
+        section(
             "Predicted against measured",
             " ".join(comparison.sentences),
-            _figure(figures.predicted_against_measured(comparison), "comparison") + _comparison_table(comparison),
+            figure_html(figures.predicted_against_measured(comparison), "comparison") + _comparison_table(comparison),
         ),
-        _section("What a token's time is made of", terms.sentence, _figure(figures.tpot_terms(terms), "terms")),
-        _section("Which experts the tokens went to", load.sentence, _figure(figures.load_heat_map(load), "load")),
+        section("What a token's time is made of", terms.sentence, figure_html(figures.tpot_terms(terms), "terms")),
+        section("Which experts the tokens went to", load.sentence, figure_html(figures.load_heat_map(load), "load")),
+        *routing_sections(snapshot),
         *_timelines(snapshot),
-        _section("Tuned configuration", "" if tuned else views.NO_TUNED, _code(tuned.text if tuned else None)),
-        _section("Where these numbers come from", "", _provenance(snapshot)),
+        *validation_sections(snapshot),
+        section("Tuned configuration", "" if tuned else views.NO_TUNED, _code(tuned.text if tuned else None)),
+        section("Where these numbers come from", "", _provenance(snapshot)),
     ]
     return _document("\n".join(part for part in sections if part), any(run.run.info.emulated for run in snapshot.runs))
 
@@ -95,18 +96,6 @@ def _document(body: str, emulated: bool) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>'
         f"<body><main><header><h1>{TITLE}</h1>{badge if emulated else ''}</header>\n{body}\n</main></body></html>\n"
-    )
-
-
-def _section(heading: str, text: str, content: str) -> str:
-    paragraph = f"<p>{escape(text)}</p>" if text else ""
-    return f"<section><h2>{escape(heading)}</h2>{paragraph}{content}</section>"
-
-
-def _figure(figure: go.Figure, name: str) -> str:
-    config = {"displaylogo": False, "responsive": True}
-    return str(
-        plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, div_id=f"figure-{name}", config=config)
     )
 
 
@@ -154,13 +143,13 @@ def _timelines(snapshot: Snapshot) -> list[str]:
     chosen = timeline_runs(snapshot)
     if not chosen:
         view = timeline(snapshot.runs[0] if snapshot.runs else None, 0, 0)
-        return [_section("Timeline", "", _figure(timeline_figure.timeline(view), "timeline-0"))]
+        return [section("Timeline", "", figure_html(timeline_figure.timeline(view), "timeline-0"))]
     first, last = default_window(chosen[0])
     parts = []
     for place, item in enumerate(chosen):
         view = timeline(item, first, last)
         heading = f"Timeline: {view.title}, passes {view.first} to {view.last}"
-        parts.append(_section(heading, view.sentence, _figure(timeline_figure.timeline(view), f"timeline-{place}")))
+        parts.append(section(heading, view.sentence, figure_html(timeline_figure.timeline(view), f"timeline-{place}")))
     return parts
 
 

@@ -94,8 +94,13 @@ def test_nothing_is_loaded_from_anywhere(page: Page, folder: Path) -> None:
 
 
 def test_all_figures_are_there(page: Page) -> None:
-    for name in ("comparison", "terms", "load", "timeline-0", "timeline-1"):
-        assert f"figure-{name}" in page.ids
+    for name in (
+        "comparison", "terms", "load", "timeline-0", "timeline-1", "entropy", "strip", "hits", "reuse", "recall",
+        "pairs", "validation-0", "errors-0", "validation-1", "errors-1",
+    ):  # fmt: skip
+        assert page.ids.count(f"figure-{name}") == 1
+    assert "3 pairs of predicted and measured time per token" in page.text
+    assert "Validation: published measurements by others" in page.text
 
 
 def test_provenance_and_emulation_are_stated(page: Page, folder: Path) -> None:
