@@ -1,4 +1,4 @@
-"""Verbs that read what other programs recorded: import."""
+"""Verbs that read what other programs recorded or measured: import, import-hardware."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.cli.app import Json, app, say, say_json, say_next
+from runtime.cli.app import Json, Out, app, say, say_json, say_next
+from runtime.cli.hardware_options import Gpu, Host, Link
 from runtime.cli.traces import report_trace
 
 if TYPE_CHECKING:
     from trace_capture.expert_counts import ExpertCounts
+    from trace_capture.importers.calibration import Calibrated, Calibration
 
 
 @app.command("import")
@@ -54,6 +56,80 @@ def import_command(
         report_trace(routing, out, as_json)
     else:
         _report_counts(routing, out, as_json)
+
+
+@app.command("import-hardware")
+def import_hardware_command(
+    source: Annotated[Path, typer.Argument(help="FreeToken's bandwidth JSON, or llama-bench results in any form.")],
+    out: Out,
+    gpu: Gpu = None,
+    host: Host = None,
+    link: Link = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="What llama-bench ran: qwen3-30b-a3b:q4_k_m or a config.json.")
+    ] = None,
+    layer_kind: Annotated[
+        str | None, typer.Option(help="Which of FreeToken's layer kinds, where it has several.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn rates that another program measured on a machine into a hardware profile.
+
+    Example: moe-studio import-hardware ~/.cache/freetoken/benchbw/GPU-1.json --out hw.toml --gpu rtx4090
+    Example: moe-studio import-hardware bench.json --model qwen3-30b-a3b:q4_k_m --gpu rtx4090 --host ddr5-6000-2ch
+    --link pcie4x16 --out hw.toml
+    """
+    from trace_capture.errors import ProfileError
+    from trace_capture.importers.calibration import calibrated
+    from trace_capture.importers.formats import read_text
+    from trace_capture.importers.freetoken_bandwidth import is_freetoken_bandwidth, read_freetoken_bandwidth
+    from trace_capture.importers.llama_bench import is_llama_bench
+
+    text = read_text(source)
+    if is_freetoken_bandwidth(text):
+        found = read_freetoken_bandwidth(text, source, layer_kind)
+    elif is_llama_bench(text):
+        found = _llama_bench(text, source, model, gpu, host, link)
+    else:
+        raise ProfileError(f"{source} is neither FreeToken's bandwidth JSON (version 6) nor llama-bench results")
+    result = calibrated(found, gpu, host, link)
+    result.profile.save(out)
+    _report_hardware(result, out, as_json)
+
+
+def _llama_bench(
+    text: str, path: Path, model: str | None, gpu: str | None, host: str | None, link: str | None
+) -> Calibration:
+    from trace_capture.errors import ProfileError
+    from trace_capture.importers.llama_bench import read_llama_bench
+    from trace_capture.known_shapes import find_shape
+    from trace_capture.machine_parts import compose_profile
+
+    if model is None or gpu is None or host is None or link is None:
+        raise ProfileError(
+            f"{path} holds speeds of a model and no rates of parts: give --model, --gpu, --host and --link"
+        )
+    base = compose_profile(gpu, host, link)
+    ratio = base.device.read_ratio.value if base.device.read_ratio else 1.0
+    layer_ns = base.host.layer_dispatch_ns.value if base.host else 0.0
+    return read_llama_bench(text, path, find_shape(model), base.device.memory_bytes_per_s.value * ratio, layer_ns)
+
+
+def _report_hardware(result: Calibrated, path: Path, as_json: bool) -> None:
+    profile = result.profile
+    numbers = {
+        name: getattr(getattr(profile, name.partition(".")[0]), name.partition(".")[2]) for name in result.measured
+    }
+    if as_json:
+        measured = {name: number.model_dump() for name, number in numbers.items()}
+        say_json({"path": str(path), "name": profile.name, "measured": measured, "notes": list(result.notes)})
+        return
+    say(f"{path}: {profile.name}, {profile.description}")
+    for name, number in numbers.items():
+        say(f"  {name} = {number.value:,.6g}")
+    for note in result.notes:
+        say(f"  note: {note}")
+    say_next(f"moe-studio simulate TRACE --hardware {path}")
 
 
 def _list_formats(as_json: bool) -> None:

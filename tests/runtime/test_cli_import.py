@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from runtime.cli import exports, imports, machines, traces  # noqa: F401 - they register the verbs
 from runtime.cli.app import app
 from tests.simulator.builders import make_shape, mixed_trace
-from trace_capture.errors import ConfigError, TraceError
+from trace_capture.errors import ConfigError, ProfileError, TraceError
 from trace_capture.expert_counts import ExpertCounts
 from trace_capture.trace import NO_EXPERT, Trace
 
@@ -117,3 +117,28 @@ def test_export_takes_counts_where_there_is_no_trace(trace: Path, counts: Path, 
     again = tmp_path / "again.json"
     studio("import", written, "--model", trace, "--out", again)
     assert (ExpertCounts.load(again).counts == ExpertCounts.load(counts).counts).all()
+
+
+def test_measured_rates_become_a_profile_that_simulates(trace: Path, tmp_path: Path) -> None:
+    from tests.trace_capture.test_import_hardware import bandwidth, result, written
+
+    (tmp_path / "bw.json").write_text(bandwidth())
+    facts = asked("import-hardware", tmp_path / "bw.json", "--out", tmp_path / "hw.toml")
+    assert facts["measured"]["link.h2d_bytes_per_s"]["value"] == 25.2e9
+    run = asked("simulate", trace, "--hardware", tmp_path / "hw.toml", "--budget-ratio", 0.5)
+    assert run["hardware"] == facts["name"]
+    (tmp_path / "bench.md").write_text(written([result(0), result(20)], "markdown"))
+    arguments = [
+        "import-hardware",
+        tmp_path / "bench.md",
+        "--out",
+        tmp_path / "l.toml",
+        "--model",
+        "qwen3-30b-a3b:q4_k_m",
+    ]
+    with pytest.raises(ProfileError, match="give --model, --gpu, --host and --link"):
+        studio(*arguments)
+    text = studio(*arguments, "--gpu", "rtx4090", "--host", "ddr5-6000-2ch", "--link", "pcie4x16")
+    assert "host.read_ratio = 0.65" in text and "next: moe-studio simulate TRACE --hardware" in text
+    with pytest.raises(ProfileError, match="is neither FreeToken's bandwidth JSON"):
+        studio("import-hardware", tmp_path / "l.toml", "--out", tmp_path / "x.toml")
