@@ -74,7 +74,8 @@ def scatter(view: ValidationView, *, dark: bool = False) -> go.Figure:
 
 
 def errors(view: ValidationView, *, dark: bool = False) -> go.Figure:
-    """Predicted over measured, less one, of every pair, by strategy family; bars show each family's band."""
+    """Predicted over measured of every pair on a logarithmic axis, by strategy family, where twice too fast and twice
+    too slow lie equally far from 1; bars show the band."""
     if not view.pairs:
         return empty_figure(view.empty, dark=dark)
     bands = {row.family: row for row in view.families}
@@ -82,7 +83,7 @@ def errors(view: ValidationView, *, dark: bool = False) -> go.Figure:
     figure = go.Figure(layout={"template": template(dark), "height": 150 + 44 * len(groups), "showlegend": False})
     for name, rows, colour, symbol in groups:
         band = bands[rows[0].family]
-        low, high = 100 * (1 / band.high_ratio - 1), 100 * (1 / band.low_ratio - 1)
+        low, high = 1 / band.high_ratio, 1 / band.low_ratio
         label = f"{name} ({len(rows)})"
         figure.add_trace(
             go.Bar(
@@ -92,23 +93,28 @@ def errors(view: ValidationView, *, dark: bool = False) -> go.Figure:
                 orientation="h",
                 width=0.7,
                 marker={"color": "rgba(86,180,233,0.3)"},
-                hovertemplate=f"band {low:+.0f} % to {high:+.0f} %<extra></extra>",
+                hovertemplate=f"band {low:.2f} to {high:.2f}<extra></extra>",
             )
         )
         figure.add_trace(
             go.Scatter(
                 y=[label] * len(rows),
-                x=[100 * row.error_ratio for row in rows],
+                x=[row.error_ratio + 1 for row in rows],
                 mode="markers",
                 marker={"color": colour, "symbol": symbol, "size": 8, "opacity": 0.85},
                 hovertext=[label_of(row.id) for row in rows],
-                hovertemplate="%{hovertext}<br>error %{x:+.1f} %<extra></extra>",
+                customdata=[100 * row.error_ratio for row in rows],
+                hovertemplate="%{hovertext}<br>predicted is %{x:.3g} times measured, error %{customdata:+.1f} %"
+                "<extra></extra>",
             )
         )
     ink = INK_ON_DARK if dark else INK_ON_LIGHT
-    figure.add_vline(x=0, line={"color": ink, "dash": "dash", "width": 1})
-    title = time_title("error: predicted over measured, less one (%)", view.emulated, dark)
-    figure.update_xaxes(title_text=title, zeroline=False)
+    figure.add_vline(x=1, line={"color": ink, "dash": "dash", "width": 1})
+    title = time_title("predicted over measured (times)", view.emulated, dark)
+    ratios = [row.error_ratio + 1 for row in view.pairs] + [1 / row.high_ratio for row in view.families]
+    ratios += [1 / row.low_ratio for row in view.families]
+    ends = [math.log10(min(ratios)) - 0.03, math.log10(max(ratios)) + 0.03]
+    figure.update_xaxes(title_text=title, zeroline=False, type="log", range=ends)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False, ticksuffix="  ")
     return figure
 
@@ -121,14 +127,14 @@ def _cumulative(view: ValidationView, dark: bool) -> go.Figure:
         figure.add_trace(
             go.Scatter(
                 name=f"{name} ({len(rows)})",
-                x=[0, *off],
-                y=[0, *(100 * (place + 1) / len(off) for place in range(len(off)))],
+                x=off,
+                y=[100 * (place + 1) / len(off) for place in range(len(off))],
                 mode="lines",
                 line={"shape": "hv", "color": colour, "width": 3 if name == "all" else 1.5},
                 hovertemplate="%{y:.0f} % of pairs are off by at most %{x:.1f} %<extra>%{fullData.name}</extra>",
             )
         )
-    figure.update_xaxes(title_text="off by at most (%), too fast and too slow alike", rangemode="tozero")
+    figure.update_xaxes(title_text="off by at most (%)", type="log", range=[0, None])
     figure.update_yaxes(title_text="pairs (%)", range=[0, 101])
     return figure
 

@@ -47,7 +47,8 @@ class PairRow:
 
 @dataclass(frozen=True)
 class FamilyRow:
-    """A strategy family: errors and band of its pairs; measured is expected within low..high times predicted."""
+    """A strategy family: errors of its pairs, and the band that predictions get, which is that of all pairs where the
+    family has few; measured is expected within low..high times predicted."""
 
     family: str
     num_pairs: int
@@ -97,7 +98,6 @@ def validation_view(chosen: NamedValidation | None) -> ValidationView:
     if chosen is None:
         return ValidationView(empty=NO_RECORD)
     record = chosen.record
-    bands = {band.family: band for band in record.bands}
     rows = []
     for pair in record.pairs:
         band = record.band(pair.family)
@@ -105,9 +105,14 @@ def validation_view(chosen: NamedValidation | None) -> ValidationView:
         rows.append(PairRow(pair.id, pair.family, pair.predicted_ms, pair.measured_ms, pair.error_ratio, inside))
     families = [
         FamilyRow(
-            band.family, band.n, band.median_abs_error, band.p90_abs_error, band.band_low_ratio, band.band_high_ratio
+            band.family,
+            band.n,
+            band.median_abs_error,
+            band.p90_abs_error,
+            record.band(band.family).low_ratio,
+            record.band(band.family).high_ratio,
         )
-        for band in sorted(bands.values(), key=lambda band: band.family == "any")
+        for band in sorted(record.bands, key=lambda band: band.family == "any")
     ]
     return ValidationView(
         title=chosen.title,

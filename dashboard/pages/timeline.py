@@ -102,6 +102,21 @@ def register(app: Dash, workspace: Workspace) -> None:
         Input(ZOOM, "data"),
         Input("scheme", "data"),
     )(draw)
+    _register_zoom(app)
+    keep_in_address(
+        app,
+        "timeline",
+        {
+            "run": (RUN, "value"),
+            "below": (BELOW, "value"),
+            "passes": (PASSES, "value"),
+            "zoom": (ZOOM, "data"),
+        },
+    )
+
+
+def _register_zoom(app: Dash) -> None:
+    """A range drawn with the mouse, and the buttons, which the keyboard reaches."""
     app.clientside_callback(
         ClientsideFunction("studio", "zoom"),
         Output(ZOOM, "data"),
@@ -112,16 +127,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         State(ZOOM, "data"),
         State(LENGTH, "data"),
         prevent_initial_call=True,
-    )
-    keep_in_address(
-        app,
-        "timeline",
-        {
-            "run": (RUN, "value"),
-            "below": (BELOW, "value"),
-            "passes": (PASSES, "value"),
-            "zoom": (ZOOM, "data"),
-        },
     )
 
 

@@ -46,7 +46,7 @@ def layout(snapshot: Snapshot, query: Query) -> Any:
         ),
         parts.section(
             "Error by strategy",
-            parts.note("Shaded: the band, in which nine of ten further errors should lie."),
+            parts.note("Shaded: the band that predictions get. Nine in ten further measurements should lie in it."),
             parts.graph("validation-errors", "Errors of each strategy family"),
         ),
     ]
