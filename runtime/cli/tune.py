@@ -175,7 +175,7 @@ def _say_result(result: TuneResult, out: Path) -> None:
         say(f"  {place}. {speed}: {candidate.config.title}")
     _say_front(result)
     chosen, plain = result.chosen.metrics, result.baseline.metrics
-    tried = f"{len(result.candidates)} configurations, {result.trials} of them proposed by the optimiser"
+    tried = f"{len(result.candidates)} configurations, of which the optimiser proposed up to {result.trials}"
     say(f"{out}: {result.config.title}; the best for {result.objective} of {tried}")
     gain = plain.tpot_ms / chosen.tpot_ms
     say(f"  held-out: {with_band(result.chosen)} against {plain.tpot_ms:.3f} ms of plain LRU ({gain:.2f}x)")
