@@ -20,7 +20,7 @@ from dash import Dash, Input, Output, set_props
 from dashboard import jobs, parts
 from dashboard.address import Query
 from dashboard.data import Snapshot, Workspace
-from dashboard.pages import export, overview, routing, timeline, validation, whatif
+from dashboard.pages import export, overview, routing, timeline, tune, validation, whatif
 from dashboard.shell import TITLE, error_alert, register_shell, shell
 from dashboard.uploads import MAX_REQUEST_BYTES
 from trace_capture.errors import StudioError
@@ -49,6 +49,7 @@ PAGES = (
     Page("/routing", "Routing", routing.layout, routing.register),
     Page("/timeline", "Timeline", timeline.layout, timeline.register),
     Page("/whatif", "What-if", whatif.layout, whatif.register),
+    Page("/tune", "Tune", tune.layout, tune.register),
     Page("/export", "Export", export.layout, export.register),
     Page("/validation", "Validation", validation.layout, validation.register),
 )

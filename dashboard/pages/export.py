@@ -158,7 +158,7 @@ def _result(made: Export, warning: str) -> Any:
     return dmc.Stack(
         [
             parts.section("Predicted speed", *_predictions(made, warning)),
-            parts.section("What the target cannot express", dmc.List(lost) if lost else all_said, *notes),
+            parts.section("What the target cannot express", dmc.List(lost, size="sm") if lost else all_said, *notes),
             parts.section("Command", command),
             parts.section("Files", *_files(made), controls=everything),
         ],

@@ -22,6 +22,7 @@ DRAWN = {
     "Overview": "#overview-comparison .barlayer .point",
     "Routing": "#routing-load .heatmaplayer image",
     "Timeline": "#timeline-figure .barlayer .point",
+    "Tune": "#tune-start",
     "Export": "#export-command",
     "Validation": "#validation-errors .scatterlayer .point",
 }
