@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from simulator.policies.utility import UtilitySignal
+if TYPE_CHECKING:
+    from simulator.policies.utility import UtilitySignal
 
 Key = tuple[int, int]
 """(MoE layer index, expert id)."""
