@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from runtime.cpu_costs import measure_cpu_costs
+from runtime.draft_costs import measure_draft_costs
 from runtime.load_costs import LoadCosts, measure_load_costs
 from runtime.measure import generate_offloaded
 from runtime.models import LoadedModel, Sampling, host_memory_bytes
 from runtime.offloading import model_name, offloaded
 from runtime.predict_costs import network_prediction_ns
 from runtime.records import PassRecord
+from runtime.speculative import Drafting
 from runtime.steadiness import Probes, around_passes, probed, reference_ns, steady_only
 from simulator.machine import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
@@ -45,6 +47,8 @@ def calibrate(
     latency_ns: int = 20_000,
     vectors_path: Path | None = None,
     estimator_path: Path | None = None,
+    drafting: Drafting | None = None,
+    copy_to_cpu_ratio: float | None = None,
     name: str = "this-machine",
     repeats: int = 3,
     progress: Progress | None = None,
@@ -61,6 +65,9 @@ def calibrate(
         vectors_path: default vectors, to measure what a prediction costs.
         estimator_path: trained estimator, to measure what its predictions cost; by default the file beside the model,
             if there is one.
+        drafting: draft model, to measure what speculative decoding costs.
+        copy_to_cpu_ratio: pace the emulated device's CPU side so that copying an expert takes this many times as long
+            as running it there, as on real hardware, where cores and link read the same memory; None: no pacing.
         name: of the profile.
         repeats: generations per token count.
         progress: called with (steps done, steps in all).
@@ -105,6 +112,12 @@ def calibrate(
         probe_ns=tables.reference_ns,
         samples=tables.samples,
     )
+    if drafting is not None:
+        speculative = measure_draft_costs(loaded, ids, drafting, costs)
+        costs = costs.model_copy(update=speculative._asdict())
+    if copy_to_cpu_ratio is not None:
+        paced_ns = (latency_ns + tables.bytes_per_expert / loads.bytes_per_s * 1e9) / copy_to_cpu_ratio
+        costs = costs.model_copy(update={"cpu_paced_ns": paced_ns})
     profile = _profile(loaded, name, costs, loads, rate, latency_ns)
     tick()
     return profile
@@ -142,6 +155,7 @@ class _Tables(NamedTuple):
     overhead_ns: list[float]
     decide_ns: float
     bytes_per_token: int
+    bytes_per_expert: float
     num_layers: int
     samples: int
     reference_ns: float
@@ -193,6 +207,7 @@ def _measure_compute(
         [_mean_overhead(table.items) / table.slowdown for table in tables],
         typical(t.landed_ns - t.entered_ns - (t.predicted_ns - t.decided_ns) for t in layers) / tables[0].slowdown,
         shape.bytes_per_token,
+        fmean(shape.expert_bytes),
         shape.num_moe_layers,
         len(tables[0].items),
         usual_ns,

@@ -86,7 +86,7 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         predict="quasi-hidden",
         progress=step("capture routing"),
     )
-    device = DeviceConfig.for_link(hardware.link)
+    device = DeviceConfig.for_machine(hardware)
     budget_bytes = int(options.budget_ratio * trace.shape.total_expert_bytes)
     tuned = tune(trace, hardware, budget_bytes=budget_bytes, device=device, progress=step("tune by replay"))
     save_config(tuned.config, out / "tuned.toml")

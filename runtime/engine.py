@@ -16,7 +16,7 @@ from runtime.device_experts import DeviceExperts
 from runtime.host_experts import HostExperts, HostJob
 from runtime.kernels import Routed
 from runtime.layer_run import Foreseen, LayerRun
-from runtime.link import CopyJob, ThreadedLink
+from runtime.link import CopyJob, EmulatedLink, ThreadedLink
 from runtime.recall import Recall
 from runtime.records import LayerTimes, PassRecord
 from runtime.slots import SlotPool, StaleSlotError, source_of
@@ -32,6 +32,9 @@ from simulator.policies.window import DraftingWindow
 from simulator.routing_drift import RoutingWatch
 from trace_capture.hooks import MoeSite, Predictor
 from trace_capture.model_shape import ModelShape
+
+_NO_DRAFTING = (0, 0, 0)
+"""Of the drafting before a pass: when it began; how long planning loads, and then making drafts, took."""
 
 
 class Engine:
@@ -80,14 +83,15 @@ class Engine:
         self._window = DraftingWindow(config.utility)
         self._serial = config.device.serial
         self._device = DeviceExperts(sites, self._pool_of_layer, implementation)
-        self._host = HostExperts(sites, store.banks, implementation, config.cpu.threads) if config.cpu.is_used else None
+        pace_ns = config.device.cpu_expert_ns if isinstance(link, EmulatedLink) else 0
+        self._host = None
+        if config.cpu.is_used:
+            self._host = HostExperts(sites, store.banks, implementation, config.cpu.threads, pace_ns)
         self.pairs_on_device = 0
         """(token, expert) pairs that the device has computed; each pair is computed once, here or on the CPU."""
         self.pairs_on_cpu = 0
         self._announced: PassRecord | None = None
-        self._drafting_ns = 0
-        self._planned_ns = 0
-        """Time that planning took at the start of the drafting that goes on."""
+        self._drafting = _NO_DRAFTING
         self._evicted: list[Key] = []
         self._foreseen: Foreseen | None = None
         self._broken = False
@@ -131,9 +135,9 @@ class Engine:
     def announce_pass(self, is_prefill: bool, tokens: int) -> None:
         """A forward pass of the model is about to begin."""
         now_ns = perf_counter_ns()
-        began_ns, self._drafting_ns = self._drafting_ns or now_ns, 0
-        planned_ns, self._planned_ns = self._planned_ns, 0
-        self._announced = PassRecord(began_ns, is_prefill, tokens, now_ns - began_ns - planned_ns, planned_ns)
+        began_ns, planned_ns, drafted_ns = self._drafting
+        self._drafting = _NO_DRAFTING
+        self._announced = PassRecord(began_ns or now_ns, is_prefill, tokens, drafted_ns, planned_ns)
 
     def drafting_begins(self, reads_prompt: bool) -> None:
         """See `runtime.speculative.DraftListener`: a pass begins with the drafts that are made for it, and meanwhile
@@ -142,13 +146,15 @@ class Engine:
         Raises:
             LinkError: a copy failed.
         """
-        self._drafting_ns = perf_counter_ns()
+        began_ns = perf_counter_ns()
         if self.core.plans_when_drafting and not reads_prompt:
             self._plan_loads()
-            self._planned_ns = perf_counter_ns() - self._drafting_ns
+        self._drafting = began_ns, perf_counter_ns() - began_ns, 0
 
     def verify_begins(self, drafted: int) -> None:
         """See `runtime.speculative.DraftListener`."""
+        began_ns, planned_ns, _ = self._drafting
+        self._drafting = began_ns, planned_ns, perf_counter_ns() - began_ns - planned_ns
 
     def drafts_judged(self, accepted: int) -> None:
         """See `runtime.speculative.DraftListener`."""

@@ -58,15 +58,22 @@ class HostExperts:
         implementation: the experts implementation that the untouched model uses; where that has no CPU form, grouped
             matrix products are used, and equality with the untouched model is one up to rounding.
         threads: that one job may use inside its products.
+        expert_ns: a job takes at least this long per expert, as on a slower CPU; 0 for no pacing.
     """
 
     def __init__(
-        self, sites: Sequence[MoeSite], banks: Sequence[ExpertBanks], implementation: str | None, threads: int
+        self,
+        sites: Sequence[MoeSite],
+        banks: Sequence[ExpertBanks],
+        implementation: str | None,
+        threads: int,
+        expert_ns: int = 0,
     ) -> None:
         usable = host_implementation(implementation)
         self._kernels: list[Kernel] = [stock_kernel(site.experts, usable)[0] for site in sites]
         self._modules = [_on_host(site.experts) for site in sites]
         self._banks = banks
+        self._expert_ns = expert_ns
         self._views: dict[int, SlotExperts] = {}
         self._jobs: queue.SimpleQueue[HostJob | None] = queue.SimpleQueue()
         self._ready = threading.Event()
@@ -108,6 +115,9 @@ class HostExperts:
                 job.began_ns = time.perf_counter_ns()
                 try:
                     job.outputs = self._run(job)
+                    left_ns = job.began_ns + self._expert_ns * len(job.experts) - time.perf_counter_ns()
+                    if left_ns > 0:
+                        time.sleep(left_ns / 1e9)
                 except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
                     job.error = error
                 job.ended_ns = time.perf_counter_ns()

@@ -158,11 +158,13 @@ def generate_offloaded(
     max_new_tokens: int,
     sampling: Sampling,
     probes: Sequence[Probe] = (),
+    drafting: Drafting | None = None,
 ) -> list[PassTimes]:
     """Continue one encoded prompt on an offloaded model; the times of its passes, without the `probes` between them,
     one for every pass of the engine so far."""
     before = len(engine.passes)
-    loaded.generate(ids, max_new_tokens, sampling, 0)
+    with watch_drafts(loaded.model, [engine]):
+        loaded.generate(ids, max_new_tokens, sampling, 0, drafting)
     end_ns = perf_counter_ns()
     records = engine.passes[before:]
     return _pass_times(records, [0] * len(records), [end_ns], probes[before:])
@@ -182,6 +184,8 @@ def _pass_times(
         is_last = place + 1 == len(records) or sequences[place + 1] != sequence
         end_ns = ends_ns[finished] if is_last else begins_ns[place + 1]
         finished += is_last
+        if probes and probes[place].began_ns > record.began_ns:  # between drafting and the pass
+            end_ns -= probes[place].ended_ns - probes[place].began_ns
         phase = Phase.PREFILL if record.is_prefill else Phase.DECODE if record.tokens == 1 else Phase.VERIFY
         times = PassTimes(phase, sequence, record.tokens, 1 + record.accepted_drafts)
         times.terms_ns.update(_terms(record, end_ns))

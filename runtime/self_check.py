@@ -39,7 +39,7 @@ def with_error_band(
         progress: called with (runs done, runs in all).
     """
     sampling = Sampling(temperature=0.8, seed=1, ignore_eos=True)
-    device = DeviceConfig.for_link(profile.link).model_dump()
+    device = DeviceConfig.for_machine(profile).model_dump()
     with tempfile.TemporaryDirectory() as folder:
         trace = capture(loaded, prompts, Path(folder) / "check.parquet", max_new_tokens, sampling=sampling)
     candidates = [

@@ -27,10 +27,11 @@ _WEIGHTS = tuple(torch.full((192, 128), 0.01 * number, dtype=torch.bfloat16) for
 
 
 class Probe(NamedTuple):
-    """The fixed work once: when it began, and how long one round of it took."""
+    """The fixed work once: when it began, how long one round of it took, and when all of it ended."""
 
     began_ns: int
     value_ns: int
+    ended_ns: int = 0
 
 
 class Probes(NamedTuple):
@@ -79,7 +80,8 @@ def probed(model: nn.Module, wanted: bool = True) -> Iterator[list[Probe]]:
         return
 
     def probe(*_: Any) -> None:
-        probes.append(Probe(perf_counter_ns(), probe_ns()))
+        began_ns = perf_counter_ns()
+        probes.append(Probe(began_ns, probe_ns(), perf_counter_ns()))
 
     handle = model.register_forward_pre_hook(probe, prepend=True)
     try:

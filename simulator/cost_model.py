@@ -12,7 +12,7 @@ from simulator.costs.drafting import drafting_ns
 from simulator.costs.host import ALONE, Contention, HostCosts
 from simulator.costs.link import LinkCosts
 from simulator.costs.rates import value_or
-from trace_capture.hardware import HardwareProfile, MeasuredCosts
+from trace_capture.hardware import DraftCosts, HardwareProfile, MeasuredCosts
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import DraftSettings
 
@@ -77,7 +77,7 @@ class MeasuredCompute:
             return 0
         whole = interpolate_ns(self._costs.tokens, self._costs.cpu_experts_ns, tokens)
         fixed_ns = min(self._costs.cpu_layer_ns, whole)
-        return round(fixed_ns + (whole - fixed_ns) * experts / active)
+        return max(round(fixed_ns + (whole - fixed_ns) * experts / active), round(experts * self._costs.cpu_paced_ns))
 
     def overhead_ns(self, tokens: int) -> int:
         """See `ComputeCosts`."""
@@ -210,8 +210,25 @@ class CostModel:
         return self.compute.device.pass_parts_ns(tokens, context)
 
     def drafting_ns(self, draft: DraftSettings | None, drafts: int) -> int:
-        """Making `drafts` tokens for one verify pass; see `simulator.costs.drafting`."""
+        """Making `drafts` tokens for one verify pass: as measured, else see `simulator.costs.drafting`."""
+        measured = self._draft_costs(draft)
+        if measured is not None:
+            return interpolate_ns(measured.drafts, measured.drafting_ns, drafts) if drafts else 0
         return drafting_ns(self._profile, draft, drafts)
+
+    def verify_overhead_ns(self, draft: DraftSettings | None, tokens: int) -> int:
+        """A verify pass beside its layers and drafting."""
+        measured = self._draft_costs(draft)
+        if measured is None:
+            return self.compute.overhead_ns(tokens)
+        return interpolate_ns((0, *measured.drafts), (measured.overhead_ns[0], *measured.overhead_ns), tokens - 1)
+
+    def _draft_costs(self, draft: DraftSettings | None) -> DraftCosts | None:
+        """What was measured of a draft model with this model."""
+        measured = self._profile.measured
+        if draft is None or measured is None or not self.is_measured or measured.draft is None:
+            return None
+        return measured.draft if measured.draft.kind == draft.kind else None
 
     @property
     def plan_ns(self) -> int:
@@ -221,6 +238,11 @@ class CostModel:
         if measured is not None and self.is_measured and measured.plan_ns:
             return round(measured.plan_ns)
         return self.compute.decide_ns(0)
+
+    @property
+    def decide_utility_ns(self) -> int:
+        """Further bookkeeping per layer where utilities are kept."""
+        return round(self._profile.measured.decide_utility_ns) if self.is_measured and self._profile.measured else 0
 
     def contention(self, layer: int) -> Contention:
         """How many times longer CPU experts of a layer, and copies, take for as long as both run.

@@ -34,7 +34,7 @@ from simulator.predictions import predictions_of
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_stall
 from trace_capture.run import Span
-from trace_capture.trace import Pass, Phase, Trace
+from trace_capture.trace import DraftSettings, Pass, Phase, Trace
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -101,7 +101,9 @@ class Machine:
         self._cpu_experts_ns = lru_cache(maxsize=None)(costs.compute.cpu_experts_ns)
         self._contention = lru_cache(maxsize=None)(costs.contention)
         self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
+        self._verify_overhead_ns = costs.verify_overhead_ns
         self._plan_ns = costs.plan_ns
+        self._utility_ns = costs.decide_utility_ns if core.plans_when_drafting else 0
         self._window = window or DraftingWindow(UtilityConfig())
         self._env = simpy.Environment(initial_time=0)
         self._link = SimulatedLink(lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
@@ -160,9 +162,7 @@ class Machine:
             if self._core.plans_when_drafting and item.phase != Phase.PREFILL:
                 self._plan_loads(item)
             self._core.begin_pass(item.phase == Phase.PREFILL)
-            self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
-            if item.phase == Phase.VERIFY:
-                self._spend("drafting", "device", self._drafting_ns(trace.info.draft, tokens - 1), item, -1)
+            self._begin_pass(item, trace.info.draft)
             context = int(trace.position[item.start])
             if self._explain:
                 times.dense_ns = self._dense_parts_ns(tokens, context)
@@ -179,6 +179,15 @@ class Machine:
             if item.phase != Phase.PREFILL:
                 self._window.ended(times.terms_ns["drafting"], times.total_ns)
             self.passes.append(times)
+
+    def _begin_pass(self, item: Pass, draft: DraftSettings | None) -> None:
+        """What a pass costs beside its layers."""
+        tokens = item.stop - item.start
+        if item.phase != Phase.VERIFY:
+            self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
+            return
+        self._spend("overhead", "host", self._verify_overhead_ns(draft, tokens), item, -1)
+        self._spend("drafting", "device", self._drafting_ns(draft, tokens - 1), item, -1)
 
     def _plan_loads(self, item: Pass) -> None:
         """When drafting begins: plan what is loaded meanwhile."""
@@ -244,6 +253,7 @@ class Machine:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
         self._began_ns = self._now
         decide_ns = self._decide_ns(len(wave.loads)) + (self._sharing.start_ns if wave.cpu_experts else 0)
+        decide_ns += self._utility_ns if is_first else 0
         self._terms["decide"] += decide_ns
         self._now += decide_ns
         if wave.cpu_experts:

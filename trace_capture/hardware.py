@@ -109,6 +109,33 @@ class DeviceProfile(BaseModel):
     """Share of `memory_bytes_per_s` that kernels reach; None: all of it."""
 
 
+class DraftCosts(BaseModel):
+    """What speculative decoding with one draft model costs; tables over drafts per pass, interpolated between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: str
+    """As `DraftSettings.kind`."""
+    drafts: tuple[Annotated[int, Field(gt=0)], ...]
+    """Drafts per pass at which the tables were measured, rising."""
+    drafting_ns: tuple[float, ...]
+    """Making them."""
+    overhead_ns: tuple[float, ...]
+    """Per verify pass beside layers and drafting: embedding, head, judging drafts, generation loop."""
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> DraftCosts:
+        if not self.drafts or list(self.drafts) != sorted(set(self.drafts)):
+            raise ValueError("drafts must rise and not be empty")
+        if not len(self.drafts) == len(self.drafting_ns) == len(self.overhead_ns):
+            raise ValueError(f"drafting_ns and overhead_ns need an entry for each of {len(self.drafts)} draft counts")
+        return self
+
+    def slowed(self, ratio: float) -> DraftCosts:
+        """The same on a machine on which all of it takes `ratio` times longer."""
+        tables = ("drafting_ns", "overhead_ns")
+        return self.model_copy(update={name: tuple(ratio * value for value in getattr(self, name)) for name in tables})
+
+
 class MeasuredCosts(BaseModel):
     """Compute times of one model measured on this machine; tables over tokens per pass, interpolated between."""
 
@@ -134,6 +161,10 @@ class MeasuredCosts(BaseModel):
     """The same for prefetch sources that cost something else, such as `estimator`."""
     plan_ns: float = 0.0
     """Choosing what to load while a pass is drafted, once per pass; 0 where it was not measured."""
+    decide_utility_ns: float = 0.0
+    """Further bookkeeping per layer where utilities are kept and layers are balanced."""
+    draft: DraftCosts | None = None
+    """Of the draft model that was given."""
     samples: int = 0
     """Decode passes behind the means."""
     decide_first_load_ns: float = 0.0
@@ -146,6 +177,8 @@ class MeasuredCosts(BaseModel):
     """Further time of the device's part of a layer of which another part runs on the CPU."""
     cpu_beside_ns: float = 0.0
     """Further time of the CPU's part of a layer of which another part runs on the device."""
+    cpu_paced_ns: float = 0.0
+    """An emulated CPU runs no expert in less; 0: it is as fast as this machine."""
     stall_ns: tuple[float, ...] = ()
     """Lengths of stalls at which `wakeup_ns` was measured, rising; empty: `link.wakeup_ns` after every stall."""
     wakeup_ns: tuple[float, ...] = ()
@@ -156,12 +189,13 @@ class MeasuredCosts(BaseModel):
 
     def slowed(self, ratio: float) -> MeasuredCosts:
         """The same costs on a machine on which all of them take `ratio` times longer."""
-        decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "predict_ns", "plan_ns")
-        on_cpu = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "cpu_beside_ns", "probe_ns")
+        decisions = ("decide_ns", "decide_first_load_ns", "decide_per_load_ns", "decide_utility_ns")
+        others = ("predict_ns", "plan_ns", "cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "cpu_beside_ns", "probe_ns")
         tables = ("dense_ns", "experts_ns", "cpu_experts_ns", "pass_overhead_ns", "wakeup_ns")
-        changed: dict[str, Any] = {name: ratio * getattr(self, name) for name in decisions + on_cpu}
+        changed: dict[str, Any] = {name: ratio * getattr(self, name) for name in decisions + others}
         changed |= {name: tuple(ratio * value for value in getattr(self, name)) for name in tables}
         changed["predict_by_source_ns"] = {name: ratio * value for name, value in self.predict_by_source_ns.items()}
+        changed["draft"] = self.draft.slowed(ratio) if self.draft else None
         return self.model_copy(update=changed)
 
     @model_validator(mode="after")

@@ -38,7 +38,7 @@ from runtime.cli.strategy_options import (
     Warmup,
     strategy_table,
 )
-from runtime.cli.traces import Estimator, Model, PromptFile, Texts, Vectors
+from runtime.cli.traces import Draft, Estimator, Gamma, Model, PromptFile, Texts, Vectors
 
 if TYPE_CHECKING:
     from trace_capture.run import Run
@@ -63,6 +63,12 @@ def calibrate_command(
     latency_ns: Annotated[int, typer.Option(min=0, help="Time per copy on the emulated link.")] = 20_000,
     vectors: Vectors = None,
     estimator: Estimator = None,
+    draft: Draft = None,
+    gamma: Gamma = 8,
+    copy_to_cpu: Annotated[
+        float | None,
+        typer.Option(help="Pace the emulated CPU side: an expert's copy over its CPU time, about 2 on real machines."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine with one model into a hardware profile.
@@ -73,6 +79,7 @@ def calibrate_command(
         from runtime.calibrate import calibrate
         from runtime.models import load_model, read_prompts
         from runtime.self_check import with_error_band
+        from runtime.speculative import load_drafting
     from trace_capture.samples import sample_folder
 
     quiet_threads()
@@ -88,6 +95,8 @@ def calibrate_command(
             latency_ns=latency_ns,
             vectors_path=vectors,
             estimator_path=estimator,
+            drafting=load_drafting(draft, gamma, loaded),
+            copy_to_cpu_ratio=copy_to_cpu,
             progress=step("calibrate"),
         )
         profile = with_error_band(loaded, profile, texts[:3], progress=step("check predictions"))
@@ -108,6 +117,11 @@ def calibrate_command(
         by_source = {"router": measured.predict_ns} | measured.predict_by_source_ns
         costs = ", ".join(f"{name} {cost / 1e3:.1f}" for name, cost in by_source.items())
         say(f"  one prediction of the next layer, us: {costs}")
+        if measured.draft is not None:
+            drafts, draft_ms = measured.draft.drafts[-1], measured.draft.drafting_ns[-1] / 1e6
+            say(
+                f"  making {drafts} drafts: {draft_ms:.1f} ms; planning loads meanwhile {measured.plan_ns / 1e3:.0f} us"
+            )
     say_next(f"moe-studio simulate TRACE --hardware {out}")
 
 

@@ -101,7 +101,7 @@ def tune_command(
         acceptance_ratio=acceptance,
         draft_bytes=round(draft_mib * 2**20),
     )
-    device = DeviceConfig.for_link(profile.link)
+    device = DeviceConfig.for_machine(profile)
     profile, taken = _measured_profile(profile, from_run, loaded)
     with _interruptible(study), progress_bar(not as_json) as step:
         result = tune(

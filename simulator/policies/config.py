@@ -14,7 +14,7 @@ from simulator.policies.routing_reference import RoutingReference
 from simulator.policies.utility_config import UtilityConfig
 from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ConfigError
-from trace_capture.hardware import LinkProfile
+from trace_capture.hardware import HardwareProfile
 
 CONFIG_SCHEMA_VERSION: Literal[1] = 1
 
@@ -213,10 +213,19 @@ class DeviceConfig(BaseModel):
     """True: every load is waited for where it is issued, so nothing overlaps and decisions cannot depend on
     timing. For debugging and parity checks."""
 
+    cpu_expert_ns: int = Field(default=0, ge=0)
+    """With an emulated device: the CPU's part of a layer takes at least this long per expert, so that the CPU is as
+    slow beside the link as a real one; 0: as fast as this machine."""
+
     @staticmethod
-    def for_link(link: LinkProfile) -> DeviceConfig:
-        """The device whose emulated link runs at the rate and latency of a profile."""
-        return DeviceConfig(h2d_bytes_per_s=link.h2d_bytes_per_s.value, latency_ns=round(link.latency_ns.value))
+    def for_machine(hardware: HardwareProfile) -> DeviceConfig:
+        """The device whose emulated link and CPU run at the rates of a profile."""
+        link, measured = hardware.link, hardware.measured
+        return DeviceConfig(
+            h2d_bytes_per_s=link.h2d_bytes_per_s.value,
+            latency_ns=round(link.latency_ns.value),
+            cpu_expert_ns=round(measured.cpu_paced_ns) if measured else 0,
+        )
 
 
 class Provenance(BaseModel):

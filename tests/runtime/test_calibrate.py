@@ -9,11 +9,14 @@ import pytest
 from runtime.calibrate import calibrate
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling, load_model
+from runtime.offloading import offloaded
 from runtime.predict_costs import network_prediction_ns
 from runtime.self_check import CHECKS, with_error_band
+from runtime.speculative import Drafting
 from simulator.cost_model import TERMS, CostModel, MeasuredCompute
-from simulator.policies.config import CacheConfig, OffloadConfig, PrefetchConfig
+from simulator.policies.config import CacheConfig, DeviceConfig, OffloadConfig, PrefetchConfig, parse_config
 from simulator.timeline import perfetto_document
+from tests.runtime.test_speculative import GAMMA, half_right
 from trace_capture.errors import ModelError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.hooks import discover, model_shape
@@ -129,7 +132,7 @@ def test_costs_of_a_slower_machine_are_all_longer_and_stalls_as_long(profile: Ha
     measured = profile.measured
     assert measured is not None
     before, after = measured.model_dump(), measured.slowed(2.0).model_dump()
-    same = {"model", "tokens", "samples", "stall_ns"}
+    same = {"model", "tokens", "samples", "stall_ns", "draft", "cpu_paced_ns"}
     for name, value in before.items():
         factor = 1 if name in same else 2
         if isinstance(value, dict):
@@ -147,3 +150,41 @@ def test_costs_beside_the_link_are_told_from_layers_of_the_same_runs(profile: Ha
     assert measured.stall_ns[-1] > 3 * measured.stall_ns[0], "rates of the link that differ by far"
     assert 0 <= measured.cpu_layer_ns <= measured.cpu_experts_ns[0]
     assert measured.decide_first_load_ns + measured.decide_per_load_ns > 0
+
+
+def test_drafting_is_measured_and_predicts_speculative_passes(loaded: LoadedModel, tmp_path: Path) -> None:
+    drafting = Drafting("draft", GAMMA, half_right(loaded.model))
+    profile = calibrate(loaded, TEXT, copy_to_compute_ratio=3.0, repeats=1, drafting=drafting, copy_to_cpu_ratio=2.0)
+    measured = profile.measured
+    assert measured is not None and measured.draft is not None
+    assert measured.draft.drafts == (1, GAMMA) and measured.draft.kind == "draft"
+    assert 0 < measured.draft.drafting_ns[0] < measured.draft.drafting_ns[1] and min(measured.draft.overhead_ns) > 0
+    assert measured.plan_ns > 0 and measured.decide_utility_ns >= 0
+    profile.save(tmp_path / "p.toml")
+    assert HardwareProfile.load(tmp_path / "p.toml") == profile
+    shape = model_shape(loaded.model, discover(loaded.model), Path(loaded.path).name)
+    costs = CostModel(profile, shape)
+    settings = drafting.settings
+    assert settings.weight_bytes > 0, "what the draft model weighs goes into the trace"
+    assert costs.drafting_ns(settings, GAMMA) == round(measured.draft.drafting_ns[1]) and not costs.drafting_ns(
+        settings, 0
+    )
+    assert costs.verify_overhead_ns(settings, GAMMA + 1) == round(measured.draft.overhead_ns[1])
+    other = settings.model_copy(update={"kind": "another"})
+    sheet = settings.weight_bytes / profile.device.memory_bytes_per_s.value * 1e9
+    assert costs.drafting_ns(other, 2) == pytest.approx(2 * sheet, rel=0.01), "of another draft the data sheet's"
+    device = DeviceConfig.for_machine(profile)
+    assert device.cpu_expert_ns == pytest.approx(costs.copy_ns(shape.expert_bytes[0]) / 2, rel=0.01)
+    paced_ns = costs.compute.cpu_experts_ns(0, 1, 2, 2)
+    assert paced_ns >= 2 * device.cpu_expert_ns - 1
+
+
+def test_an_emulated_cpu_is_as_slow_as_it_was_told(loaded: LoadedModel) -> None:
+    device = {"h2d_bytes_per_s": 1e9, "latency_ns": 0, "cpu_expert_ns": 2_000_000}
+    config = parse_config({"cache": {"budget_ratio": 0.5}, "cpu": {"layers": "all"}, "device": device})
+    with offloaded(loaded.model, config) as engine:
+        loaded.generate(loaded.encode("the night was dark", 3), 3, Sampling(ignore_eos=True), 0)
+        spans = [layer.cpu_ns for record in engine.passes[1:] for layer in record.layers]
+    assert len(spans) == 2 * engine.shape.num_moe_layers
+    for span in spans:
+        assert span is not None and span[1] - span[0] >= 2_000_000 * engine.shape.top_k
