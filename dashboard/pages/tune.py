@@ -159,7 +159,7 @@ def _work(folder: Path, study: Path) -> Callable[..., Any]:
             named.trace,
             machine,
             budget_bytes=budget_bytes(named.trace.shape, float(budget or 0)),
-            device=DeviceConfig.for_link(machine.link),
+            device=DeviceConfig.for_machine(machine),
             options=TuneOptions(objective=objective, trials=int(trials or 0), study=study),
             progress=lambda done, total: report(done, total, progress_text(done, total, time.monotonic() - begin)),
         )

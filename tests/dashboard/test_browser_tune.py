@@ -33,7 +33,7 @@ def inside(folder: Path, tmp_path: Path) -> Path:
 
 def test_what_is_found_is_what_the_library_finds(visit, serving, inside: Path, screenshots: Path) -> None:
     trace, machine = Trace.load(inside / "trace.parquet"), HardwareProfile.load(inside / "hardware.toml")
-    budget, device = budget_bytes(trace.shape, 40), DeviceConfig.for_link(machine.link)
+    budget, device = budget_bytes(trace.shape, 40), DeviceConfig.for_machine(machine)
     expected = tune(trace, machine, budget_bytes=budget, device=device)
     with serving(inside) as address, visit(f"{address}/tune?budget=40&trials=0", "#tune-start") as page:
         page.get_by_role("button", name="Start").press("Enter")
