@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from runtime.adapters import adapt
+from runtime.prompts import prompts_digest as prompts_digest
+from runtime.prompts import read_prompts as read_prompts
 from trace_capture.errors import ModelError
-from trace_capture.files import text_digest
 from trace_capture.hooks import CausalModel
 from trace_capture.samples import sample_folder
 
@@ -174,26 +175,6 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def read_prompts(file: Path | None, texts: Sequence[str]) -> list[str]:
-    """Prompts from a file (one per line) and from the command line.
-
-    Raises:
-        ModelError: the file cannot be read, or there is no prompt.
-    """
-    prompts = [text for text in texts if text.strip()]
-    if file is not None:
-        try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(
-                f"cannot read prompts from {file}: {error}; give a text file, one prompt per line"
-            ) from error
-        prompts += [line for line in lines if line.strip()]
-    if not prompts:
-        raise ModelError("no prompt given; use --text 'some text' or --prompts FILE with one prompt per line")
-    return prompts
-
-
 def read_texts(files: Sequence[Path]) -> list[str]:
     """Texts from files, separated by form feeds.
 
@@ -214,8 +195,3 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 def host_memory_bytes() -> int:
     """Bytes of RAM of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def prompts_digest(prompts: Sequence[str]) -> str:
-    """SHA-256 over a list of prompts."""
-    return text_digest("\n".join(prompts))

@@ -107,14 +107,15 @@ class TraceWriter:
 
     def finish(self) -> Trace:
         """Close the stream, write the Parquet file, remove the stream, and give the checked trace."""
-        self._close()
+        self.close()
         stream = partial_path(self.path)
         trace = _from_table(_read_stream(stream), self.path, complete=True)
         write_trace(trace, self.path)
         stream.unlink()
         return trace
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the stream and keep it: `read_trace` takes what is whole in it."""
         if not self._file.closed:
             self._stream.close()
             self._file.close()
@@ -124,7 +125,7 @@ class TraceWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._close()
+            self.close()
         elif not self._file.closed:
             self.finish()
 

@@ -19,6 +19,16 @@ from runtime.cli.app import (
     say_json,
     say_next,
 )
+from runtime.cli.capture_options import (
+    ApiKeyEnv,
+    Chat,
+    Retries,
+    ServedModel,
+    Server,
+    TimeoutS,
+    capture_served,
+    refuse_local_options,
+)
 from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, Drafts
 from runtime.cli.foresight import foresight, save_figure, say_foresight
 from runtime.cli.worth import say_worth, worth
@@ -63,12 +73,25 @@ def capture_command(
     ] = None,
     vectors: Vectors = None,
     estimator: Estimator = None,
+    server: Server = None,
+    served_model: ServedModel = None,
+    chat: Chat = False,
+    api_key_env: ApiKeyEnv = None,
+    timeout_s: TimeoutS = 600.0,
+    retries: Retries = 4,
     as_json: Json = False,
 ) -> None:
-    """Record where a live model routes its tokens while it continues some prompts.
+    """Record where a live model routes its tokens while it continues some prompts: a model loaded here, or one on a
+    vLLM or SGLang server that was started with --enable-return-routed-experts.
 
     Example: moe-studio capture --model demo --text "It was a dark night" --predict quasi-hidden --out t.parquet
+    Example: moe-studio capture --server http://127.0.0.1:8000 --model qwen3-30b-a3b --prompts p.txt --out t.parquet
     """
+    if server is not None:
+        refuse_local_options({"--draft": draft, "--predict": predict, "--vectors": vectors, "--estimator": estimator})
+        asked = max_new_tokens, temperature, seed, served_model, chat
+        capture_served(server, model, out, prompts, text, asked, api_key_env, timeout_s, retries, as_json)
+        return
     with needs_live():
         from runtime.capture import capture
         from runtime.models import Sampling, load_model, read_prompts
