@@ -94,6 +94,7 @@ def background(
     *,
     disabled_while_running: Sequence[str] = (),
     run_on_load: bool = False,
+    stops_on_leaving: bool = False,
 ) -> None:
     """Connect work that takes long.
 
@@ -105,6 +106,7 @@ def background(
         work: called as `work(report, *values)` in a process of its own. Errors reach the page's error line.
         disabled_while_running: ids of components, such as the start button, that are disabled meanwhile.
         run_on_load: whether opening the page starts the work, too.
+        stops_on_leaving: whether opening another page stops the work, which nobody would see any more.
     """
 
     def run(set_progress: Callable[[tuple[float, str]], None], *values: Any) -> Any:
@@ -115,6 +117,7 @@ def background(
 
     run.manager = app._background_manager  # type: ignore[attr-defined]
     bar, text, stop = f"{page}-progress", f"{page}-progress-text", f"{page}-stop"
+    stops = [Input(stop, "n_clicks"), *([Input("location", "pathname")] if stops_on_leaving else [])]
     running = [(Output(f"{page}-job", "hidden"), False, True), (Output(stop, "disabled"), False, True)]
     running += [(Output(name, "disabled"), True, False) for name in disabled_while_running]
     app.callback(
@@ -125,7 +128,7 @@ def background(
         running=running,
         progress=[Output(bar, "value"), Output(text, "children")],
         progress_default=[0, "starting"],
-        cancel=[Input(stop, "n_clicks")],
+        cancel=stops,
         prevent_initial_call=not run_on_load,
     )(run)
 

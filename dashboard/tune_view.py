@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,8 @@ from trace_capture.run import Run
 NATIVE, ON_CPU = "as routed", "on the CPU"
 """Modes of layers that nothing is predicted for, and of those that take no slots."""
 MODES = (NATIVE, "hint", "verify", "commit", ON_CPU)
+
+_PACE_STEPS = 16
 
 TuneRecord = Mapping[str, Any]
 """What `tune_record` gives: plain JSON, so that the browser can keep it."""
@@ -145,14 +148,23 @@ def budget_bytes(shape: ModelShape, percent: float) -> int:
     return int(percent / 100 * shape.total_expert_bytes)
 
 
-def progress_text(done: int, total: int, elapsed_s: float) -> str:
-    """How far it is and how long it will take at the pace so far."""
-    steps = f"{done:,} of {plural(total, 'simulation')}"
-    if not done or done >= total:
-        return steps
-    left_s = elapsed_s / done * (total - done)
-    left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
-    return f"{steps}, about {left} left"
+class Pace:
+    """How far a search is and how long it will take at the pace of its latest steps: those that a study knew are
+    nothing to go by."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)
+
+    def text(self, done: int, total: int, now_s: float) -> str:
+        """A sentence for so many steps done of all at that time."""
+        self._seen.append((done, now_s))
+        steps = f"{done:,} of {plural(total, 'simulation')}"
+        (before, before_s), *later = self._seen
+        if not later or done >= total:
+            return steps
+        left_s = (now_s - before_s) / max(1, done - before) * (total - done)
+        left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"{steps}, about {left} left"
 
 
 def _held_out(run: Run) -> dict[str, Any]:

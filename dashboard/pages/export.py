@@ -52,7 +52,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     """Connect the controls. What is predicted is simulated, so it is a background job."""
     inputs = [Input(*place) for place in _CONTROLS.values()]
     outputs = [Output("export-result", "children"), Output("export-files", "data")]
-    jobs.background(app, "export", outputs, inputs, _work(workspace.folder), run_on_load=True)
+    jobs.background(app, "export", outputs, inputs, _work(workspace.folder), run_on_load=True, stops_on_leaving=True)
     app.clientside_callback(
         _DOWNLOAD_ONE,
         Output("export-download", "data"),

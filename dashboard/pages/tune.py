@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboard import figures, jobs, parts
@@ -23,13 +23,13 @@ from dashboard.saving import free_name, save_new_config
 from dashboard.tune_figures import front_figure
 from dashboard.tune_maps import modes_figure, slots_figure
 from dashboard.tune_view import (
+    Pace,
     TuneRecord,
     budget_bytes,
     budget_sentence,
     front_sentence,
     held_out_comparison,
     held_out_sentence,
-    progress_text,
     tune_record,
 )
 from simulator.policies.config import DeviceConfig
@@ -63,7 +63,8 @@ NOTHING_YET = "Nothing was tuned yet. Choose a machine and a budget, and press S
 
 
 def layout(snapshot: Snapshot, query: Query) -> Any:
-    """The page for the choices that the address names. The result stays in the browser's tab."""
+    """The page for the choices that the address names. The result stays in the browser's tab; a search that is left
+    behind ends, and goes on from there when it is started again."""
     return dmc.Stack(
         [
             address_sink("tune"),
@@ -89,6 +90,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         [Input("tune-start", "n_clicks"), *[State(*place) for place in _CONTROLS.values()]],
         _work(workspace.folder, kept / "study.sqlite"),
         disabled_while_running=["tune-start"],
+        stops_on_leaving=True,
     )
 
     def show(result: TuneRecord | None) -> Any:
@@ -112,10 +114,8 @@ def _register_notes(app: Dash, workspace: Workspace) -> None:
         named = workspace.read().named_trace(trace)
         return "" if named is None or not percent else budget_sentence(named.trace.shape, float(percent))
 
-    def status(_start: int | None, stops: int | None, progress: str | None) -> str:
-        if ctx.triggered_id != "tune-stop" or not stops:
-            return ""
-        return f"Stopped after {progress or 'nothing'}. Start goes on from there."
+    def stopped(stops: int | None, progress: str | None) -> str:
+        return f"Stopped at {(progress or '').partition(', about')[0]}. Start goes on from there." if stops else ""
 
     def save(clicks: int | None, name: str | None, result: TuneRecord | None) -> Any:
         if not clicks or not result:
@@ -132,11 +132,16 @@ def _register_notes(app: Dash, workspace: Workspace) -> None:
     )
     app.callback(
         Output("tune-status", "children"),
-        Input("tune-start", "n_clicks"),
         Input("tune-stop", "n_clicks"),
         State("tune-progress-text", "children"),
         prevent_initial_call=True,
-    )(status)
+    )(stopped)
+    app.clientside_callback(
+        "() => ''",
+        Output("tune-status", "children", allow_duplicate=True),
+        Input("tune-start", "n_clicks"),
+        prevent_initial_call=True,
+    )
     app.callback(
         Output("tune-saved", "children"),
         Input("tune-save", "n_clicks"),
@@ -154,14 +159,14 @@ def _work(folder: Path, study: Path) -> Callable[..., Any]:
         named, machine = snapshot.named_trace(trace), machine_named(snapshot, hardware)
         if named is None or machine is None:
             raise ConfigError(NO_TRACE if named is None else f"there is no machine '{hardware}'; choose one")
-        begin, objective, trials = time.monotonic(), *rest
+        pace, (objective, trials) = Pace(), rest
         result = tune(
             named.trace,
             machine,
             budget_bytes=budget_bytes(named.trace.shape, float(budget or 0)),
             device=DeviceConfig.for_machine(machine),
             options=TuneOptions(objective=objective, trials=int(trials or 0), study=study),
-            progress=lambda done, total: report(done, total, progress_text(done, total, time.monotonic() - begin)),
+            progress=lambda done, total: report(done, total, pace.text(done, total, time.monotonic())),
         )
         where = {"folder": str(folder), "trace": named.name, "hardware": machine.name}
         return tune_record(result, named.trace.shape, emulated=machine.emulated) | where
@@ -234,7 +239,7 @@ def _view(result: TuneRecord | None, folder: Path) -> Any:
     if "error" in result:
         return dmc.Alert(result["error"], title="Not tuned", color="orange", className="problem")
     tried = f"Best for {_OBJECTIVES.get(result['objective'], result['objective'])} of {len(result['candidates']):,} "
-    tried += f"configurations, {result['trials']:,} of them proposed beyond the grid; {result['trace']} on "
+    tried += f"configurations, after {result['trials']:,} proposals beyond the grid; {result['trace']} on "
     number = {"data-value": repr(result["chosen"]["tpot_ms"])}
     chosen = [
         html.Div(result["title"], id="tune-chosen", className="card-value", **number),

@@ -23,6 +23,18 @@ pytestmark = pytest.mark.browser
 Visit = Callable[..., object]
 
 
+def workers() -> list[psutil.Process]:
+    """Processes of background jobs that this one started."""
+    children = psutil.Process().children()
+    return [one for one in children if "python" in one.name() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def ended(jobs: list[psutil.Process]) -> bool:
+    """Whether all of them end within some seconds."""
+    _, alive = psutil.wait_procs(jobs, timeout=10)
+    return all(one.status() == psutil.STATUS_ZOMBIE for one in alive)
+
+
 @pytest.fixture
 def inside(folder: Path, tmp_path: Path) -> Path:
     """A folder of this test's own, since it saves into it."""
@@ -73,16 +85,22 @@ def test_a_search_tells_how_long_it_takes_and_stops(visit, serving, inside: Path
         page.get_by_role("button", name="Start").click()
         page.wait_for_selector("#tune-progress-text:has-text('left')")
         assert page.locator("#tune-start").is_disabled()
-        workers = [one for one in psutil.Process().children() if "multiprocess" in one.name() or "python" in one.name()]
-        assert workers
+        first = workers()
+        assert first
         page.get_by_role("button", name="Stop").click()
-        page.wait_for_selector("#tune-status:has-text('Stopped after')")
+        page.wait_for_selector("#tune-status:has-text('Stopped at')")
         assert re.search(r"\d+ of [\d,]+ simulations", page.locator("#tune-status").inner_text())
         page.locator("#tune-job").wait_for(state="hidden")
         assert page.locator("#tune-start").is_enabled()
-        _, alive = psutil.wait_procs(workers, timeout=10)
-        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+        assert ended(first)
         assert page.locator("#tune-chosen").count() == 0
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_selector("#tune-progress-text:has-text('left')")
+        second = workers()
+        assert second and page.locator("#tune-status").inner_text() == ""
+        page.locator("#shell-link-overview").click()
+        page.wait_for_selector("#overview-files")
+        assert ended(second)
 
 
 def test_a_budget_that_is_too_small_and_a_folder_without_a_trace(visit, serving, address: str, tmp_path: Path) -> None:

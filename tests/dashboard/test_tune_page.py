@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.saving import free_name, save_new_config
 from dashboard.tune_maps import modes_figure, slots_figure
-from dashboard.tune_view import NATIVE, ON_CPU, budget_sentence, layer_map, progress_text, tau_rows
+from dashboard.tune_view import NATIVE, ON_CPU, Pace, budget_sentence, layer_map, tau_rows
 from simulator.config_file import load_config
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ConfigError, StudioError
@@ -51,9 +51,15 @@ def test_tau_is_told_where_there_is_one() -> None:
 
 
 def test_progress_and_budget_in_words(shape: ModelShape) -> None:
-    assert progress_text(0, 40, 3.0) == "0 of 40 simulations"
-    assert progress_text(10, 40, 5.0) == "10 of 40 simulations, about 15 s left"
-    assert progress_text(10, 1_210, 10.0) == "10 of 1,210 simulations, about 20 min left"
+    pace = Pace()
+    known = [pace.text(done, 60, 0.001 * done) for done in range(1, 21)]
+    assert known[0] == "1 of 60 simulations" and known[1] == "2 of 60 simulations, about 0 s left"
+    later = [pace.text(20 + step, 60, 0.02 + 2.0 * step) for step in range(1, 18)]
+    assert later[-1] == "37 of 60 simulations, about 46 s left"
+    assert Pace().text(60, 60, 9.0) == "60 of 60 simulations"
+    slow = Pace()
+    slow.text(1, 1_201, 0.0)
+    assert slow.text(2, 1_202, 1.0) == "2 of 1,202 simulations, about 20 min left"
     assert budget_sentence(shape, 50) == "14.2 MB of 28.3 MB of experts; each layer's top-2 needs 12.5 %."
 
 
