@@ -270,6 +270,7 @@ def visit(browser: object) -> Iterator[Callable[..., object]]:
     @contextmanager
     def open_page(place: str, wait_for: str, *, width: int = 1280, scheme: str = "light") -> Iterator[object]:
         page = context.new_page()
+        page.set_default_timeout(90_000)  # shared machines are slow at times
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         complaints: list[str] = []
@@ -283,7 +284,7 @@ def visit(browser: object) -> Iterator[Callable[..., object]]:
         )
         try:
             page.goto(place)
-            page.wait_for_selector(wait_for, state="attached", timeout=30_000)
+            page.wait_for_selector(wait_for, state="attached", timeout=90_000)
             yield page
         finally:
             page.evaluate("window.localStorage.clear()")
