@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_capture.errors import ConfigError
+from trace_capture.expert_counts import ExpertCounts
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
 from trace_capture.trace_checks import check_trace
@@ -42,6 +43,8 @@ class _Options:
     predictor_recall: float
     memory: float
     seed: int
+    popularity: str | None
+    """Digest of the counts that experts were drawn by, in place of the Zipf law."""
 
 
 def synthetic_trace(
@@ -55,6 +58,7 @@ def synthetic_trace(
     predictor_recall: float,
     memory: float = 0.0,
     seed: int,
+    popularity: ExpertCounts | None = None,
 ) -> Trace:
     """Draw a trace; equal arguments give equal traces.
 
@@ -72,14 +76,28 @@ def synthetic_trace(
         memory: exponent by which past uses in the same sequence, fading by 3 % a token, raise an expert's chance to be
             drawn; 0 for none.
         seed: of the random generator.
+        popularity: counts of experts to draw new ones by, in place of the Zipf law; the load that results is flatter
+            than they are, for the same reason, and because a token takes an expert at most once.
 
     Raises:
-        ConfigError: a count is not positive, a ratio is not in 0..1, or skew or memory is negative.
+        ConfigError: a count is not positive, a ratio is not in 0..1, skew or memory is negative, or the popularity is
+            of a model of another size or given beside a skew.
     """
-    options = _Options(num_prompts, prompt_tokens, decode_tokens, reuse_ratio, skew, predictor_recall, memory, seed)
+    options = _Options(
+        num_prompts,
+        prompt_tokens,
+        decode_tokens,
+        reuse_ratio,
+        skew,
+        predictor_recall,
+        memory,
+        seed,
+        popularity.digest if popularity else None,
+    )
     _check(options)
     random = np.random.default_rng(seed)
-    experts, predicted = _draw_rows(random, shape, options)
+    preference = _preference(random, shape, skew) if popularity is None else _counted_preference(shape, popularity)
+    experts, predicted = _draw_rows(random, preference, shape, options)
     trace = Trace(
         info=TraceInfo(shape=shape, source="synthetic", options=asdict(options), versions=software_versions("numpy")),
         token_id=np.full(len(experts), -1, dtype=np.int32),
@@ -93,9 +111,10 @@ def synthetic_trace(
     return trace
 
 
-def _draw_rows(random: np.random.Generator, shape: ModelShape, options: _Options) -> tuple[Ids, Ids]:
+def _draw_rows(
+    random: np.random.Generator, preference: npt.NDArray[np.float64], shape: ModelShape, options: _Options
+) -> tuple[Ids, Ids]:
     """Routed and predicted ids of all tokens, both [T, L, K]."""
-    preference = _preference(random, shape, options.skew)
     length = options.prompt_tokens + options.decode_tokens
     experts = np.empty((options.num_prompts * length, shape.num_moe_layers, shape.top_k), dtype=np.int64)
     predicted = np.empty_like(experts)
@@ -125,6 +144,8 @@ def _check(options: _Options) -> None:
     for name in ("skew", "memory"):
         if not 0 <= getattr(options, name) < float("inf"):
             raise ConfigError(f"synthetic trace: {name} = {getattr(options, name)}; give an exponent of at least 0")
+    if options.popularity and options.skew:
+        raise ConfigError("synthetic trace: counts say how popular experts are, so leave the skew out")
     if options.seed < 0:
         raise ConfigError(f"synthetic trace: seed = {options.seed}; give at least 0")
 
@@ -146,6 +167,23 @@ def _preference(random: np.random.Generator, shape: ModelShape, skew: float) -> 
     """Logarithm of each expert's Zipf weight, in an order of its own per layer [L, E]."""
     log_weight = -skew * np.log(np.arange(1, shape.num_experts + 1))
     return random.permuted(np.tile(log_weight, (shape.num_moe_layers, 1)), axis=1)
+
+
+def _counted_preference(shape: ModelShape, popularity: ExpertCounts) -> npt.NDArray[np.float64]:
+    """Logarithm of each expert's share of its layer's counts [L, E]; one never seen is as rare as half a count.
+
+    Raises:
+        ConfigError: the counts are of a model of another size.
+    """
+    wanted = (shape.num_moe_layers, shape.num_experts)
+    if popularity.counts.shape != wanted:
+        have = " x ".join(map(str, popularity.counts.shape))
+        raise ConfigError(
+            f"synthetic trace: counts of {have} experts do not fit {shape.name} with {wanted[0]} MoE layers x "
+            f"{wanted[1]} experts; give counts of the same model"
+        )
+    share = popularity.counts + 0.5
+    return np.asarray(np.log(share / share.sum(axis=1, keepdims=True)))
 
 
 def _draw(

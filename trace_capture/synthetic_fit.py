@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from trace_capture.errors import ConfigError, TraceError
+from trace_capture.expert_counts import ExpertCounts
 from trace_capture.model_shape import ModelShape
 from trace_capture.statistics import GENERATING, consecutive_overlap, lru_hit_curve, num_lookups, predictor_recall
 from trace_capture.synthetic import synthetic_trace
@@ -148,9 +149,11 @@ def fitted_trace(
     prompt_tokens: int,
     decode_tokens: int,
     seed: int = 0,
+    popularity: ExpertCounts | None = None,
 ) -> Trace:
-    """A synthetic trace with fitted settings."""
-    return synthetic_trace(shape, num_prompts, prompt_tokens, decode_tokens, seed=seed, **asdict(settings))
+    """A synthetic trace with fitted settings, by counts of experts where there are some."""
+    given = asdict(settings) | {"seed": seed, "popularity": popularity}
+    return synthetic_trace(shape, num_prompts, prompt_tokens, decode_tokens, **given)
 
 
 def published_statistics(model: str) -> RoutingStatistics:

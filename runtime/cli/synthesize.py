@@ -18,6 +18,9 @@ def synthesize_command(
     reuse: Annotated[float | None, typer.Option(min=0, max=1, help="Share of experts the token before used.")] = None,
     skew: Annotated[float | None, typer.Option(min=0, help="Zipf exponent of expert popularity.")] = None,
     memory: Annotated[float | None, typer.Option(min=0, help="How much past use in a sequence draws experts.")] = None,
+    popularity: Annotated[
+        Path | None, typer.Option("--popularity", help="Counts of experts (.json, by import) to draw by; fits no skew.")
+    ] = None,
     recall: Annotated[float | None, typer.Option(min=0, max=1, help="Of the predictor that the trace gets.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Sequences.")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
@@ -34,6 +37,7 @@ def synthesize_command(
     """
     from dataclasses import asdict, replace
 
+    from trace_capture.expert_counts import ExpertCounts
     from trace_capture.known_shapes import known_shape
     from trace_capture.synthetic_fit import (
         TYPICAL_RECALL,
@@ -47,9 +51,14 @@ def synthesize_command(
     from trace_capture.trace import Trace
 
     shape = known_shape(model)
+    counts = ExpertCounts.load(popularity) if popularity else None
     if like is None and reuse is not None:
         settings = SyntheticSettings(reuse, skew or 0.0, memory or 0.0, TYPICAL_RECALL)
         source = "as given"
+    elif counts is not None:
+        wanted = statistics_of(Trace.load(like)) if like else published_statistics(shape.name.partition(":")[0])
+        settings = SyntheticSettings(wanted.reuse_ratio, 0.0, 0.0, TYPICAL_RECALL)
+        source = wanted.source
     else:
         wanted = statistics_of(Trace.load(like)) if like else published_statistics(shape.name.partition(":")[0])
         with progress_bar(not as_json) as step:
@@ -57,7 +66,9 @@ def synthesize_command(
         source = wanted.source
     given = {"reuse_ratio": reuse, "skew": skew, "memory": memory, "predictor_recall": recall}
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
-    trace = fitted_trace(shape, settings, prompts, prompt_tokens, tokens, seed)
+    if counts is not None:
+        source += f"; popularity of experts by {popularity}"
+    trace = fitted_trace(shape, settings, prompts, prompt_tokens, tokens, seed, counts)
     trace.save(out)
     facts: dict[str, Any] = {"path": str(out), "model": shape.name, "settings": asdict(settings), "source": source}
     facts |= {"lru_hit_ratios_at_eighth_quarter_half": hit_ratios(trace), "tokens": trace.num_tokens}

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trace_capture.errors import TraceError
+from trace_capture.errors import ConfigError, TraceError
 from trace_capture.expert_counts import ExpertCounts, load_popularity, popularity
 from trace_capture.importers import ImportOptions, import_file, import_trace
 from trace_capture.statistics import GENERATING, expert_load
+from trace_capture.synthetic import synthetic_trace
 
 TABLE = np.arange(24).reshape(3, 8)
 
@@ -121,3 +122,23 @@ def test_popularity_counts_generated_tokens(make: Any) -> None:
     assert (popularity(trace) == expert_load(trace, GENERATING)).all()
     only_prompts = make.trace(decode=0)
     assert (popularity(only_prompts) == expert_load(only_prompts)).all()
+
+
+def test_a_synthetic_trace_is_drawn_by_counts(make: Any) -> None:
+    """Hot experts of the counts are the hot ones of the trace, layer by layer, and those never seen stay rare."""
+    shape = make.shape(num_experts=16)
+    table = np.zeros((3, 16), dtype=np.int64)
+    for layer in range(3):
+        table[layer, np.arange(layer, layer + 8)] = [8000, 4000, 2000, 1000, 500, 250, 125, 60]
+    given = {"reuse_ratio": 0.4, "skew": 0.0, "predictor_recall": 0.9, "seed": 1}
+    counts = ExpertCounts(shape, table, "import:imatrix")
+    trace = synthetic_trace(shape, 1, 10, 400, **given, popularity=counts)
+    load = expert_load(trace)
+    by_count = np.array([load[layer, layer : layer + 8] for layer in range(3)])
+    assert (by_count.sum(axis=1) > 0.95 * load.sum(axis=1)).all()
+    assert (by_count[:, :2] > by_count[:, 3:4]).all() and (by_count[:, 3] > by_count[:, 6]).all()
+    assert trace.info.options["popularity"] == counts.digest
+    with pytest.raises(ConfigError, match="counts of 3 x 16 experts do not fit tiny with 4 MoE layers x 16"):
+        synthetic_trace(make.shape(num_layers=4, num_experts=16), 1, 1, 1, **given, popularity=counts)
+    with pytest.raises(ConfigError, match="leave the skew out"):
+        synthetic_trace(shape, 1, 1, 1, **given | {"skew": 1.0}, popularity=counts)
