@@ -22,6 +22,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import dash_mantine_components as dmc
 import diskcache
@@ -55,7 +56,13 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
 
 class LocalManager(DiskcacheManager):  # type: ignore[misc]
     """A manager of one application's jobs. Dash tells every manager of a process of every job, known by its source
-    text and its outputs; with two applications in one process, one would run the jobs of the other."""
+    text and its outputs; with two applications in one process, one would run the jobs of the other. And Dash names a
+    result by the values that the job was given; of two jobs with equal values, started by two quick changes or in two
+    windows, the first to ask would take away the result that the other waits for."""
+
+    def build_cache_key(self, fn: Any, args: Any, cache_args_to_ignore: Any, triggered: Any) -> str:
+        """A name for the result of one start of a job."""
+        return f"{super().build_cache_key(fn, args, cache_args_to_ignore, triggered)}-{uuid4().hex}"
 
     def register(self, key: str, fn: Any, progress: Any) -> None:
         """Take a job that was made for this manager."""

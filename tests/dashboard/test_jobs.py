@@ -37,6 +37,14 @@ def test_the_cache_holds_json_and_refuses_pickles(tmp_path: Path) -> None:
             cache["figure"]
 
 
+def test_two_starts_with_equal_values_have_results_of_their_own() -> None:
+    manager = jobs.local_manager()
+    first, second = (manager.build_cache_key(jobs.background, [1, "a"], [], None) for _ in range(2))
+    assert first != second
+    manager.handle.set(first, "one")
+    assert manager.get_result(second, None) is manager.UNDEFINED and manager.get_result(first, None) == "one"
+
+
 def test_the_folder_is_for_this_user_alone_and_goes_with_the_process() -> None:
     folder = Path(jobs.local_manager().handle.directory)
     assert folder.stat().st_mode & 0o077 == 0
