@@ -232,14 +232,3 @@ def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel, band: Erro
     if trace.info.source == "synthetic":
         notes.append("synthetic trace: routing statistics are assumed, not measured")
     return notes
-
-
-def _memory_notes(trace: Trace, hardware: HardwareProfile) -> list[str]:
-    """What the run assumes of the host's memory."""
-    notes, disk, share = [], hardware.disk, disk_ratio(hardware, trace.shape)
-    if share > 0:
-        meaning = f"a load waits that often for the {disk.name}" if disk else "taken as if they did (--disk)"
-        notes.append(f"{100 * share:.0f} % of the experts' bytes do not fit into the host's memory: {meaning}")
-    if hardware.link.host_memory == "pageable":
-        notes.append("pageable memory: that the submitting thread is held while the driver stages is not counted")
-    return notes

@@ -77,5 +77,5 @@ def test_copies_of_the_coming_pass_run_while_drafts_are_made(loaded: LoadedModel
     copies = [span for span in run.spans if span.kind == "load" and span.reason == "utility"]
     assert copies and drafts
     beside = [c for c in copies if any(d.start_ns < c.end_ns and c.start_ns < d.end_ns for d in drafts)]
-    assert beside, "copies and drafting share no time at all"
+    assert len(beside) > 0.5 * len(copies)
     assert sum(run.metrics.tpot_terms_ms.values()) == pytest.approx(run.metrics.tpot_ms)
