@@ -17,23 +17,35 @@ from __future__ import annotations
 import atexit
 import base64
 import json
+import os
 import shutil
+import sqlite3
 import tempfile
+import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import dash_mantine_components as dmc
 import diskcache
+import psutil
 from dash import Dash, DiskcacheManager, Input, Output, State, html
 from diskcache.core import MODE_PICKLE
+from multiprocess import Process
 from plotly.utils import PlotlyJSONEncoder
 
 from trace_capture.errors import StudioError
 
 Report = Callable[[int, int, str], None]
 """Progress: (steps done, steps in all, what is being done)."""
+
+
+ABANDONED_S = 180.0
+"""A job ends when no page has asked for it for so long. Browsers let a hidden page ask once a minute."""
+_WATCH_S = 1.0
 
 
 class JsonDisk(diskcache.Disk):  # type: ignore[misc]
@@ -58,7 +70,36 @@ class LocalManager(DiskcacheManager):  # type: ignore[misc]
     """A manager of one application's jobs. Dash tells every manager of a process of every job, known by its source
     text and its outputs; with two applications in one process, one would run the jobs of the other. And Dash names a
     result by the values that the job was given; of two jobs with equal values, started by two quick changes or in two
-    windows, the first to ask would take away the result that the other waits for."""
+    windows, the first to ask would take away the result that the other waits for. Last, Dash leaves a job alone whose
+    page was closed, and waits for it when the server ends; these jobs end with their server and with their page."""
+
+    def __init__(self, cache: diskcache.Cache) -> None:
+        super().__init__(cache)
+        self._asked: dict[str, float] = {}
+
+    def call_job_fn(self, key: str, job_fn: Callable[..., None], args: Any, context: Any) -> int:
+        """Start a job; gives its process id."""
+        values = (key, self._make_progress_key(key), args, context)
+        self._note_asked(key)
+        process = Process(target=_watched, args=(job_fn, self.handle, _asked_key(key), values), daemon=True)
+        process.start()
+        return int(process.pid)
+
+    def get_progress(self, key: str) -> Any:
+        """How far a job is, for a page that asks; that it asked is noted."""
+        if time.monotonic() - self._asked.get(key, 0.0) > ABANDONED_S / 30:
+            self._note_asked(key)
+        return super().get_progress(key)
+
+    def clear_cache_entry(self, key: str) -> None:
+        """Forget a value, and who asked for it."""
+        super().clear_cache_entry(key)
+        if self._asked.pop(key, None) is not None:
+            self.handle.delete(_asked_key(key))
+
+    def _note_asked(self, key: str) -> None:
+        self._asked[key] = time.monotonic()
+        self.handle.set(_asked_key(key), time.time())
 
     def build_cache_key(self, fn: Any, args: Any, cache_args_to_ignore: Any, triggered: Any) -> str:
         """A name for the result of one start of a job."""
@@ -138,6 +179,26 @@ def background(
         cancel=stops,
         prevent_initial_call=not run_on_load,
     )(run)
+
+
+def _asked_key(key: str) -> str:
+    return f"{key}-asked"
+
+
+def _watched(job_fn: Callable[..., None], cache: diskcache.Cache, asked: str, values: Sequence[Any]) -> None:
+    """Run a job in this process, until nobody waits for it."""
+    threading.Thread(target=_watch, args=(os.getppid(), cache, asked), daemon=True).start()
+    job_fn(*values)
+
+
+def _watch(server: int, cache: diskcache.Cache, asked: str) -> None:
+    """End this process and those it started when its server is gone or no page asks for the job any more."""
+    with suppress(OSError, sqlite3.Error):  # the cache went with its server
+        while os.getppid() == server and time.time() - cache.get(asked, time.time()) < ABANDONED_S:
+            time.sleep(_WATCH_S)
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    os._exit(1)
 
 
 def _pack(value: Any) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
+import psutil
 import pytest
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from diskcache import Cache
@@ -102,3 +103,36 @@ def test_a_job_reports_finishes_and_can_be_stopped(visit: Callable[..., object],
         page.wait_for_timeout(500)
         assert (tmp_path / "step").read_text() == reached and int(reached) < 500
         assert page.locator("#result").inner_text() == "counted to 12"
+
+
+@pytest.mark.browser
+def test_a_job_ends_when_its_page_is_closed(
+    visit: Callable[..., object], job_app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ABANDONED_S", 3.0)
+    with visit(job_app, "#start") as page:
+        page.locator("#steps").fill("3000")
+        page.locator("#start").click()
+        page.wait_for_function("document.querySelector('#demo-progress-text').innerText.startsWith('step')")
+        job = psutil.Process(int((tmp_path / "pid").read_text()))
+        page.wait_for_timeout(5_000)
+        assert job.is_running() and job.status() != psutil.STATUS_ZOMBIE
+    psutil.wait_procs([job], timeout=60)
+    assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_ends_when_its_server_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, time; from dashboard import jobs\n"
+        "manager = jobs.local_manager()\n"
+        "work = lambda *values: time.sleep(600)\n"
+        "print(manager.call_job_fn('key', work, [], {}), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    root = Path(jobs.__file__).parent.parent
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    left = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    _, alive = psutil.wait_procs([psutil.Process(int(left.stdout))] if psutil.pid_exists(int(left.stdout)) else [], 60)
+    assert all(one.status() == psutil.STATUS_ZOMBIE for one in alive)
