@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.measure import measure
+from runtime.link import wait_until
+from runtime.measure import generate_offloaded
 from runtime.models import GREEDY, LoadedModel, Sampling
 from runtime.offloading import offload, offloaded, unload
 from runtime.speculative import Drafting, watch_drafts
@@ -70,12 +71,24 @@ def test_times_are_measured_where_no_profile_is_given(loaded: LoadedModel) -> No
 
 
 def test_copies_of_the_coming_pass_run_while_drafts_are_made(loaded: LoadedModel) -> None:
-    drafting = Drafting("draft", GAMMA, half_right(loaded.model))
+    draft = half_right(loaded.model)
     config = full(utility={"gamma": GAMMA, "loads": "drafting", "boundaries": "capacity"})
-    run = measure(loaded, [PROMPT], config, 40, sampling=Sampling(ignore_eos=True), drafting=drafting)
-    drafts = [span for span in run.spans if span.kind == "drafting"]
-    copies = [span for span in run.spans if span.kind == "load" and span.reason == "utility"]
-    assert copies and drafts
-    beside = [c for c in copies if any(d.start_ns < c.end_ns and c.start_ns < d.end_ns for d in drafts)]
-    assert len(beside) > 0.5 * len(copies)
-    assert sum(run.metrics.tpot_terms_ms.values()) == pytest.approx(run.metrics.tpot_ms)
+    ids = loaded.encode(PROMPT, 40)
+    with offloaded(loaded.model, config) as engine:
+        engine.link.spans = []
+
+        def wait_for_copies(*_: object) -> None:
+            """Drafting lasts until what was planned for it has landed, however loaded the machine is."""
+            for job in list(engine.link._outstanding.values()):
+                assert job.copied.wait(30), "a copy does not go on while drafts are made"
+                wait_until(job.end_ns)
+
+        with draft.register_forward_pre_hook(wait_for_copies):
+            generate_offloaded(
+                engine, loaded, ids, 40, Sampling(ignore_eos=True), drafting=Drafting("draft", GAMMA, draft)
+            )
+        copies = [span for span in engine.link.spans if span.reason == "utility"]
+        drafted = [(one.began_ns, one.began_ns + one.planned_ns + one.drafting_ns) for one in engine.passes]
+    assert copies
+    beside = [any(begin <= copy.start_ns and copy.end_ns <= end for begin, end in drafted) for copy in copies]
+    assert all(beside), "a load was planned too late for the drafting that it should run beside"
