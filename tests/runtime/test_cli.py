@@ -15,21 +15,18 @@ from runtime.cli import register_verbs
 from runtime.cli.app import app
 from runtime.models import LoadedModel
 from tests.simulator.builders import make_shape
+from tests.studio import assert_refused, studio
 from trace_capture.synthetic import synthetic_trace
 
 register_verbs()
 VERBS = sorted(command.name or "" for command in app.registered_commands)
-START = [sys.executable, "-c", "from runtime.cli import main; main()"]
 
 
-def studio(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*START, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd or Path(__file__).parents[2],
-    )
+def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """As a shell would: with an interpreter of its own."""
+    start = [sys.executable, "-c", "from runtime.cli import main; main()"]
+    root = Path(__file__).parents[2]
+    return subprocess.run([*start, *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=root)
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +34,6 @@ def trace(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     out = tmp_path_factory.mktemp("cli") / "t.parquet"
     capture(loaded, ["the night was dark"] * 3, out, 8, predict="quasi-hidden")
     return out
-
-
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    for word in words:
-        assert word in lines[0]
 
 
 def test_every_verb_is_listed_and_has_help_with_an_example() -> None:
@@ -89,7 +77,7 @@ def test_capture_simulate_tune_run_is_one_chain(model_folder: Path, trace: Path,
     assert len(found["texts"]) == 1
     record = tmp_path / "runs" / "measured.run.json"
     assert studio("compare", record, record, "--json").returncode == 0
-    shown = studio("run", *arguments, "--vectors", vectors).stdout
+    shown = in_a_process("run", *arguments, "--vectors", vectors).stdout
     assert "predicted" in shown
     assert "emulated link" in shown
     assert "routing of these prompts is" in shown
@@ -119,7 +107,7 @@ def test_run_from_streamed_experts_writes_the_same_text(model_folder: Path) -> N
 def test_truncated_edited_and_foreign_traces(trace: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(trace.read_bytes()[:-200])
-    assert_refused(studio("inspect", cut), "cut.parquet")
+    assert_refused(in_a_process("inspect", cut), "cut.parquet")
     table = pq.read_table(trace)
     other = table.replace_schema_metadata(
         {
@@ -172,7 +160,7 @@ def test_an_unwritable_output_folder_is_refused(trace: Path, model_folder: Path,
 
 
 def test_doctor_is_content_in_a_clean_environment() -> None:
-    result = studio("doctor", "--json")
+    result = in_a_process("doctor", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["name_collisions"] == {}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 from runtime.capture import calibrate_model
 from runtime.default_vectors import VECTORS_FILE, load_default_vectors
 from runtime.models import LoadedModel, read_texts
+from tests.studio import studio
 from trace_capture.errors import ModelError, StudioError
 
 TEXT = "the night was dark and the road was long " * 8
@@ -59,18 +58,12 @@ def test_the_command_writes_beside_the_weights_and_capture_then_uses_the_file(
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     (tmp_path / "texts.txt").write_text(TEXT)
-    start = [sys.executable, "-c", "from runtime.cli import main; main()"]
     arguments = ["calibrate-model", "--model", folder, "--texts", tmp_path / "texts.txt", "--json"]
-    done = subprocess.run([*start, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = studio(*arguments)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pairs"] == 4 * 8
     assert (folder / VECTORS_FILE).is_file()
     arguments = ["capture", "--model", folder, "--text", "the", "--predict", "quasi-hidden", "--max-new-tokens", "3"]
-    done = subprocess.run(
-        [*start, *map(str, arguments), "--out", str(tmp_path / "t.parquet")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = studio(*arguments, "--out", tmp_path / "t.parquet")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "t.default_vectors.safetensors").exists(), "vectors were measured although a file was there"

@@ -1,11 +1,9 @@
-"""The verbs that show runs, started as a user starts them."""
+"""The verbs that show runs."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,7 @@ import pytest
 
 from simulator import simulate
 from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
-
-START = [sys.executable, "-c", "from runtime.cli import main; main()"]
-
-
-def studio(*arguments: object) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    return subprocess.run([*START, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=root)
+from tests.studio import studio
 
 
 @pytest.fixture(scope="module")
