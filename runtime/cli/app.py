@@ -28,11 +28,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for pr
 Out = Annotated[Path, typer.Option("--out", help="File to write.")]
 
 
-def console(to_stderr: bool = False) -> Console:
-    """A rich console that never invents line breaks inside a value."""
+def console(to_stderr: bool = False, width: int | None = None) -> Console:
+    """A rich console that never invents line breaks inside a value; as wide as the terminal unless told otherwise."""
     from rich.console import Console
 
-    return Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+    return Console(stderr=to_stderr, highlight=False, soft_wrap=True, width=width)
 
 
 def say(text: str) -> None:

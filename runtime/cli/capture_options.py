@@ -54,10 +54,15 @@ def capture_served(
 ) -> None:
     """Capture from a server and say what came of it; exit code 1 where prompts failed, 130 where interrupted."""
     from runtime.prompts import read_prompts
+    from trace_capture.errors import ConfigError
     from trace_capture.known_shapes import find_shape
     from trace_capture.server_capture import ServerRequest, capture_from_server
     from trace_capture.server_client import ServerClient
 
+    if model == "demo":
+        raise ConfigError(
+            "--server needs --model, the shape of what is served: a name such as qwen3-30b-a3b, or its config.json"
+        )
     chosen = read_prompts(prompts, texts)
     client = ServerClient(server, _api_key(api_key_env), timeout_s, retries)
     with progress_bar(not as_json) as step:

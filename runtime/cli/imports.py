@@ -36,6 +36,7 @@ def import_command(
     """Turn routing that another program recorded into the project's own format.
 
     Example: moe-studio import qwen.route.csv --out qwen.parquet
+
     Example: moe-studio import answers.jsonl --model qwen3-30b-a3b --out t.parquet
     """
     from runtime.importing import ALL_IMPORTERS
@@ -76,6 +77,7 @@ def import_hardware_command(
     """Turn rates that another program measured on a machine into a hardware profile.
 
     Example: moe-studio import-hardware ~/.cache/freetoken/benchbw/GPU-1.json --out hw.toml --gpu rtx4090
+
     Example: moe-studio import-hardware bench.json --model qwen3-30b-a3b:q4_k_m --gpu rtx4090 --host ddr5-6000-2ch
     --link pcie4x16 --out hw.toml
     """

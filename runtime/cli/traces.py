@@ -85,6 +85,7 @@ def capture_command(
     vLLM or SGLang server that was started with --enable-return-routed-experts.
 
     Example: moe-studio capture --model demo --text "It was a dark night" --predict quasi-hidden --out t.parquet
+
     Example: moe-studio capture --server http://127.0.0.1:8000 --model qwen3-30b-a3b --prompts p.txt --out t.parquet
     """
     if server is not None:

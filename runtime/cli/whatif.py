@@ -25,6 +25,8 @@ Sweeps = Annotated[
 ]
 _SHOWN_ROWS = 40
 _EXPLAINED = 8
+_WIDEST = 400
+"""Columns of text that a table may take: a terminal breaks its lines, where a narrower table would lose values."""
 
 
 @app.command("whatif")
@@ -52,6 +54,7 @@ def whatif_command(
     from simulator.result_store import ResultStore
     from simulator.scenario import Scenario
     from simulator.sweep import grid, sweep
+    from trace_capture.errors import ConfigError
     from trace_capture.trace import Trace
 
     loaded = Trace.load(trace)
@@ -64,10 +67,15 @@ def whatif_command(
     if as_json:
         rows = [point.values | point.answer | _explained(found.get(place)) for place, point in enumerate(points)]
         say_json({"points": rows, "settings": scenarios[0][1].model_dump(mode="json")})
+    if all(point.error for point in points):
+        raise ConfigError(f"impossible: {points[0].error}")
+    if as_json:
         return
     _say_points(points, list(_lists(sweeps)))
     for place, upgrades in found.items():
         _say_explained(points[place], upgrades)
+    if found and not any(upgrade.what == "CPU cores" for upgrades in found.values() for upgrade in upgrades):
+        say("a faster CPU or RAM would change nothing: no expert runs on the CPU (--set cpu_experts=misses)")
     say_next(_next(trace, points))
 
 
@@ -116,12 +124,12 @@ def _say_points(points: list[Point], swept: list[str]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in swept:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for title in ("ms/token", "band", "tokens/s", "hits", "MB/token", "bound"):
         table.add_column(title, justify="right", no_wrap=True)
     for point in points[:_SHOWN_ROWS]:
         table.add_row(*point.values.values(), *_cells(point))
-    console().print(table)
+    console(width=_WIDEST).print(table)
     if len(points) > _SHOWN_ROWS:
         say(f"  and {len(points) - _SHOWN_ROWS} more; --csv FILE or --json has all of them")
     for why in dict.fromkeys(point.error for point in points if point.error):
@@ -155,8 +163,6 @@ def _say_explained(point: Point, upgrades: list[Upgrade]) -> None:
 
 def _next(trace: Path, points: list[Point]) -> str:
     possible = [point for point in points if point.error is None]
-    if not possible:
-        return f"moe-studio whatif {trace} --set weights=q4_k_m --sweep vram_gb=16,24,48"
     best = min(possible, key=lambda point: float(point.answer["tpot_ms"])).scenario
     parts = {"gpu": best.gpu, "host": best.host, "link": best.link, "disk": best.disk, "weights": best.weights}
     flags = " ".join(f"--{name} {value}" for name, value in parts.items() if value)

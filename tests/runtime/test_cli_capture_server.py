@@ -85,6 +85,7 @@ def test_control_c_keeps_what_arrived(server: RoutingServer, tmp_path: Path) -> 
     [
         (["--api-key-env", "NO_SUCH_VARIABLE"], "--api-key-env NO_SUCH_VARIABLE: that environment variable is empty"),
         (["--predict", "quasi-hidden"], "--predict needs the model here, not on a server"),
+        (["--model", "demo"], "--server needs --model, the shape of what is served"),
     ],
 )
 def test_mistakes_are_refused(server: RoutingServer, tmp_path: Path, more: list[str], message: str) -> None:

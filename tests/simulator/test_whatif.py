@@ -184,8 +184,16 @@ def test_the_command_writes_tables_and_a_picture(trace: Trace, tmp_path: Path) -
     assert "plotly" in (tmp_path / "p.html").read_text()
     shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
     assert "limit" in shown and "next: moe-studio tune" in shown
+    assert "a faster CPU or RAM would change nothing" in shown
+    names = [*arguments, "--sweep", "vram_gb=3", "--sweep", "config.cache.policy=lru", "--sweep", "strategy=lfu"]
+    narrow = CliRunner().invoke(
+        app, [*names, "--sweep", "prefetch=none"], env={"COLUMNS": "40"}, catch_exceptions=False
+    )
+    assert "config.cache.policy" in narrow.stdout and "\u2026" not in narrow.stdout
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         CliRunner().invoke(app, [*arguments, "--set", "gpu"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="unknown gpu 'rtx9999'"):
+        CliRunner().invoke(app, [*arguments, "--set", "gpu=rtx9999"], catch_exceptions=False)
 
 
 def test_the_figure_has_a_line_per_combination_and_says_when_there_is_none() -> None:

@@ -1,0 +1,5 @@
+"""`python -m runtime.cli` is `moe-studio`."""
+
+from runtime.cli import main
+
+main()
