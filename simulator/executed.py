@@ -9,6 +9,7 @@ from simulator.policies.cache import Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.prefetch import make_prefetch_policy
 from simulator.predictions import predictions_of
+from trace_capture.pass_reader import PassReader
 from trace_capture.trace import Trace
 
 
@@ -41,7 +42,8 @@ def executed_routing(trace: Trace, config: OffloadConfig) -> Routing:
     modes = config.prefetch.modes(trace.shape.num_moe_layers)
     policy = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
     if policy.prediction is None or "commit" not in modes:
-        return Routing([trace.pass_experts(item) for item in trace.passes], ())
+        return Routing(list(map(PassReader(trace), trace.passes)), ())
     predict = predictions_of(trace, policy)
-    experts = [executed_experts(trace.pass_experts(item), predict(item), modes) for item in trace.passes]
+    routed = PassReader(trace)
+    experts = [executed_experts(routed(item), predict(item), modes) for item in trace.passes]
     return Routing(experts, (policy.prediction, config.prefetch.setting, *modes))

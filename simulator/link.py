@@ -34,6 +34,7 @@ class SimulatedLink:
 
     Attributes:
         ends_ns: when the copy in flight ends; `NEVER_NS` when the link is idle.
+        landed: keys that have landed since the last `drain`, in order.
         copies: the copies that have begun, in order, if recorded.
         landings: copies that have landed since the last `drain`, with their ends, if noted.
     """
@@ -41,44 +42,54 @@ class SimulatedLink:
     def __init__(self, copy_ns: Callable[[int], int], record_copies: bool = False, note_landings: bool = False) -> None:
         self._copy_ns = copy_ns
         self._queue: list[tuple[int, int, int, Load]] = []
-        """(priority, number, not before, load), a heap; an entry counts if `_queued` knows its number."""
-        self._queued: dict[Key, int] = {}
+        """(priority, number, not before, load), a heap."""
         self._sequence = 0
         self._in_flight: Load | None = None
-        self._landed: list[Key] = []
         self._record_copies = record_copies
         self._note_landings = note_landings
         self.ends_ns = NEVER_NS
+        self.landed: list[Key] = []
         self.copies: list[Copy] = []
         self.landings: list[tuple[int, Load]] = []
         self._started_ns = 0
         self._slow_from_ns = self._slow_to_ns = 0
         self._slow_ratio = 1.0
 
-    def submit(self, load: Load, earliest_ns: int) -> None:
-        """Queue a copy that may not begin before `earliest_ns` (when its submission has been issued)."""
-        if self._in_flight is None:
-            self._start(load, earliest_ns, earliest_ns)
-            return
-        self._sequence = number = self._sequence + 1
-        self._queued[load.key] = number
-        heapq.heappush(self._queue, (load.priority, number, earliest_ns, load))
+    def submit(self, loads: Iterable[Load], now_ns: int, issue_ns: Callable[[int], int]) -> int:
+        """Queue copies that a host thread issues one after the other; none begins before it has been issued.
+
+        Args:
+            loads: in order.
+            now_ns: when the first is about to be issued.
+            issue_ns: time to issue a copy by its bytes.
+
+        Returns:
+            when the last has been issued.
+        """
+        number = self._sequence
+        for load in loads:
+            now_ns += issue_ns(load[1])
+            if self._in_flight is None:
+                self._start(load, now_ns)
+            else:
+                number += 1
+                heapq.heappush(self._queue, (load[3], number, now_ns, load))
+        self._sequence = number
+        return now_ns
 
     def cancel(self, key: Key) -> bool:
         """Withdraw a queued copy; False when it has begun."""
-        return self._queued.pop(key, None) is not None
+        for place, entry in enumerate(self._queue):
+            if entry[3].key == key:
+                self._queue[place] = self._queue[-1]
+                self._queue.pop()
+                heapq.heapify(self._queue)
+                return True
+        return False
 
     def advance(self, now_ns: int) -> None:
         """Let copies end and begin up to a moment: what ends at t has landed at t."""
-        while self.ends_ns <= now_ns:
-            self._finish()
-
-    def drain(self) -> list[Key]:
-        """Keys that have landed since the last call, in order."""
-        landed, self._landed = self._landed, []
-        if self.landings:
-            self.landings.clear()
-        return landed
+        self._work(now_ns, set())
 
     def land(self, keys: Iterable[Key]) -> int | None:
         """Let copies end and begin until all `keys` have landed.
@@ -89,24 +100,21 @@ class SimulatedLink:
         Raises:
             RuntimeError: a key was never submitted.
         """
-        awaited = set(keys).difference(self._landed)
-        if not awaited:
-            return None
-        landed_ns = self.ends_ns
-        while awaited:
-            landed_ns = self.ends_ns
-            awaited.discard(self._finish())
-        return landed_ns
+        awaited = set(keys).difference(self.landed)
+        return self._work(-1, awaited) if awaited else None
+
+    def drain(self) -> list[Key]:
+        """Keys that have landed since the last call, in order."""
+        landed, self.landed = self.landed, []
+        if self.landings:
+            self.landings.clear()
+        return landed
 
     def backlog_ns(self, from_ns: int) -> int:
         """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
         if self._in_flight is None:
             return 0
-        if len(self._queue) > len(self._queued):  # some were withdrawn
-            self._queue = [entry for entry in self._queue if self._queued.get(entry[3].key) == entry[1]]
-            heapq.heapify(self._queue)
-        queued_ns = sum(self._copy_ns(load.num_bytes) for _, _, _, load in self._queue)
-        return max(0, self.ends_ns - from_ns) + queued_ns
+        return max(0, self.ends_ns - from_ns) + sum(self._copy_ns(load.num_bytes) for *_, load in self._queue)
 
     def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
         """Copies take `ratio` times longer between two moments; what is in flight then lands later.
@@ -117,22 +125,49 @@ class SimulatedLink:
         if self._in_flight is None or self.ends_ns <= from_ns:
             return
         begins_ns = max(from_ns, self._started_ns)
-        self.ends_ns = self._slowed_end_ns(begins_ns, self.ends_ns - begins_ns)
+        self.ends_ns = self._end_ns(begins_ns, self.ends_ns - begins_ns)
         if self._record_copies:
             self.copies[-1] = self.copies[-1]._replace(end_ns=self.ends_ns)
 
-    def _start(self, load: Load, submit_ns: int, start_ns: int) -> None:
+    def _start(self, load: Load, start_ns: int) -> None:
+        """Begin a copy on the idle link."""
         self._in_flight = load
         self._started_ns = start_ns
-        copy_ns = self._copy_ns(load.num_bytes)
-        if start_ns < self._slow_to_ns:
-            self.ends_ns = self._slowed_end_ns(start_ns, copy_ns)
-        else:
-            self.ends_ns = start_ns + copy_ns
+        copy_ns = self._copy_ns(load[1])
+        self.ends_ns = start_ns + copy_ns if start_ns >= self._slow_to_ns else self._end_ns(start_ns, copy_ns)
         if self._record_copies:
-            self.copies.append(Copy(load, submit_ns, start_ns, self.ends_ns))
+            self.copies.append(Copy(load, start_ns, start_ns, self.ends_ns))
 
-    def _slowed_end_ns(self, start_ns: int, copy_ns: int) -> int:
+    def _work(self, until_ns: int, awaited: set[Key]) -> int:
+        """End copies and begin queued ones, up to a moment and until all of `awaited` have landed.
+
+        Returns:
+            the end of the last copy.
+        """
+        load, start_ns, end_ns = self._in_flight, self._started_ns, self.ends_ns
+        queue, landed, now_ns = self._queue, self.landed, until_ns
+        while awaited or end_ns <= until_ns:
+            if load is None:
+                raise RuntimeError("a copy is awaited that was never submitted")
+            now_ns = end_ns
+            landed.append(load[0])
+            awaited.discard(load[0])
+            if self._note_landings:
+                self.landings.append((now_ns, load))
+            if not queue:
+                load, end_ns = None, NEVER_NS
+                continue
+            _, _, submit_ns, load = heapq.heappop(queue)
+            start_ns = now_ns if now_ns > submit_ns else submit_ns
+            end_ns = start_ns + self._copy_ns(load[1])
+            if start_ns < self._slow_to_ns:
+                end_ns = self._end_ns(start_ns, end_ns - start_ns)
+            if self._record_copies:
+                self.copies.append(Copy(load, submit_ns, start_ns, end_ns))
+        self._in_flight, self._started_ns, self.ends_ns = load, start_ns, end_ns
+        return now_ns
+
+    def _end_ns(self, start_ns: int, copy_ns: int) -> int:
         """End of a copy that takes `copy_ns` undisturbed."""
         end_ns = start_ns + copy_ns
         slow_from_ns = max(self._slow_from_ns, start_ns)
@@ -141,23 +176,3 @@ class SimulatedLink:
         left_ns = end_ns - slow_from_ns
         slowed_ns = min(round(left_ns * self._slow_ratio), self._slow_to_ns - slow_from_ns)
         return slow_from_ns + slowed_ns + round(left_ns - slowed_ns / self._slow_ratio)
-
-    def _finish(self) -> Key:
-        """End the copy in flight and begin the next; gives the key that has landed."""
-        landed = self._in_flight
-        if landed is None:
-            raise RuntimeError("a copy is awaited that was never submitted")
-        self._landed.append(landed.key)
-        if self._note_landings:
-            self.landings.append((self.ends_ns, landed))
-        queue, queued = self._queue, self._queued
-        while queue:
-            _, number, earliest_ns, load = heapq.heappop(queue)
-            if queued.get(load.key) == number:
-                del queued[load.key]
-                end_ns = self.ends_ns
-                self._start(load, earliest_ns, end_ns if end_ns > earliest_ns else earliest_ns)
-                return landed.key
-        self._in_flight = None
-        self.ends_ns = NEVER_NS
-        return landed.key

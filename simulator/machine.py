@@ -17,12 +17,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import simpy
 
 from simulator.cost_model import TERMS, CostModel
+from simulator.durations import Durations
 from simulator.executed import executed_experts
 from simulator.link import SimulatedLink
 from simulator.policies.cache import Key
@@ -33,8 +33,9 @@ from simulator.policies.window import DraftingWindow
 from simulator.predictions import predictions_of
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_stall
+from trace_capture.pass_reader import PassReader
 from trace_capture.run import Span
-from trace_capture.trace import DraftSettings, Pass, Phase, Trace
+from trace_capture.trace import Pass, Phase, Trace
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -89,24 +90,13 @@ class Machine:
         self._trace = trace
         self._core = core
         self._serial = serial
+        self._routed = PassReader(trace)
         self._predict = predictions_of(trace, core.prefetch)
-        self._issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
-        self._sharing = costs.sharing
-        self._wakeup_ns = lru_cache(maxsize=1 << 16)(costs.wakeup_ns)
-        self._compute = costs.compute
-        self._dense_parts_ns = costs.dense_parts_ns
-        self._decide_ns = lru_cache(maxsize=None)(costs.compute.decide_ns)
-        self._predict_ns = lru_cache(maxsize=None)(costs.compute.predict_ns)
-        self._experts_ns = lru_cache(maxsize=None)(costs.compute.experts_ns)
-        self._cpu_experts_ns = lru_cache(maxsize=None)(costs.compute.cpu_experts_ns)
-        self._contention = lru_cache(maxsize=None)(costs.contention)
-        self._drafting_ns = lru_cache(maxsize=None)(costs.drafting_ns)
-        self._verify_overhead_ns = costs.verify_overhead_ns
-        self._plan_ns = costs.plan_ns
-        self._utility_ns = costs.decide_utility_ns if core.plans_when_drafting else 0
+        self._costs = Durations(costs)
+        self._utility_ns = self._costs.decide_utility_ns if core.plans_when_drafting else 0
         self._window = window or DraftingWindow(UtilityConfig())
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(lru_cache(maxsize=None)(costs.copy_ns), record_spans, explain)
+        self._link = SimulatedLink(self._costs.copy_ns, record_spans, explain)
         self._record_spans = record_spans
         self._explain = explain
         self._host_spans: list[Span] = []
@@ -117,7 +107,7 @@ class Machine:
         self._tokens: list[list[int]] = []
         self._now = 0
         self._waited_ns = 0
-        """The latest landing that was waited for."""
+        """The latest landing that was waited for and that the kernel has yet to reach; 0 for none."""
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
@@ -154,47 +144,52 @@ class Machine:
         return [begins[max(0, bisect_right(starts, copy.start_ns) - 1)][1] for copy in self._link.copies]
 
     def _replay(self) -> Process:
-        trace, dense_ns = self._trace, self._compute.dense_ns
-        for item in trace.passes:
-            tokens = item.stop - item.start
-            times = PassTimes(item.phase, item.sequence, tokens, trace.output_tokens(item))
-            self._terms, self._stalls = times.terms_ns, times.stall_ns
-            if self._core.plans_when_drafting and item.phase != Phase.PREFILL:
-                self._plan_loads(item)
-            self._core.begin_pass(item.phase == Phase.PREFILL)
-            self._begin_pass(item, trace.info.draft)
-            context = int(trace.position[item.start])
-            if self._explain:
-                times.dense_ns = self._dense_parts_ns(tokens, context)
+        layers, costs = range(self._trace.shape.num_moe_layers), self._costs
+        for item in self._trace.passes:
+            tokens, context = item.stop - item.start, int(self._trace.position[item.start])
+            times = self._begin_pass(item, tokens, context)
+            dense_ns = [costs.dense_ns(layer, tokens, context) for layer in layers]
+            times.terms_ns["dense"] = sum(dense_ns)
             predicted = self._predict(item)
-            executed = executed_experts(trace.pass_experts(item), predicted, self._core.modes)
+            executed = executed_experts(self._routed(item), predicted, self._core.modes)
             if self._core.needs_token_counts:
                 self._tokens = self._token_counts(item, executed)
             for layer, experts in enumerate(executed):
-                self._spend("dense", "device", dense_ns(layer, tokens, context), item, layer)
+                if self._record_spans:
+                    self._span("device", "dense", self._now, self._now + dense_ns[layer], item, layer)
+                self._now += dense_ns[layer]
                 if experts:
                     self._layer(item, layer, experts, predicted)
-                    if self._waited_ns > self._env.now:
+                    if self._waited_ns:
                         yield self._env.timeout(self._waited_ns - self._env.now)
+                        self._waited_ns = 0
             if item.phase != Phase.PREFILL:
                 self._window.ended(times.terms_ns["drafting"], times.total_ns)
             self.passes.append(times)
 
-    def _begin_pass(self, item: Pass, draft: DraftSettings | None) -> None:
-        """What a pass costs beside its layers."""
-        tokens = item.stop - item.start
-        if item.phase != Phase.VERIFY:
-            self._spend("overhead", "host", self._compute.overhead_ns(tokens), item, -1)
-            return
-        self._spend("overhead", "host", self._verify_overhead_ns(draft, tokens), item, -1)
-        self._spend("drafting", "device", self._drafting_ns(draft, tokens - 1), item, -1)
+    def _begin_pass(self, item: Pass, tokens: int, context: int) -> PassTimes:
+        """What comes before the first layer, and what a pass costs beside its layers."""
+        times = PassTimes(item.phase, item.sequence, tokens, self._trace.output_tokens(item))
+        self._terms, self._stalls = times.terms_ns, times.stall_ns
+        if self._core.plans_when_drafting and item.phase != Phase.PREFILL:
+            self._plan_loads(item)
+        self._core.begin_pass(item.phase == Phase.PREFILL)
+        if item.phase == Phase.VERIFY:
+            draft = self._trace.info.draft
+            self._spend("overhead", "host", self._costs.verify_overhead_ns(draft, tokens), item, -1)
+            self._spend("drafting", "device", self._costs.drafting_ns(draft, tokens - 1), item, -1)
+        else:
+            self._spend("overhead", "host", self._costs.overhead_ns(tokens), item, -1)
+        if self._explain:
+            times.dense_ns = self._costs.dense_parts_ns(tokens, context)
+        return times
 
     def _plan_loads(self, item: Pass) -> None:
         """When drafting begins: plan what is loaded meanwhile."""
         self._catch_up()
         self._began_ns = self._now
         loads = self._core.drafting_begins(self._window.expected_ns)
-        plan_ns = self._plan_ns + self._decide_ns(len(loads)) - self._decide_ns(0)
+        plan_ns = self._costs.plan_ns + self._costs.decide_ns(len(loads)) - self._costs.decide_ns(0)
         self._terms["decide"] += plan_ns
         self._now += plan_ns
         self._issue(loads, item, -1)
@@ -231,9 +226,7 @@ class Machine:
             if wave.wait:
                 self._wait(item, layer, wave.wait)
             if wave.experts:
-                experts_ns = self._experts_ns(layer, item.stop - item.start, len(wave.experts), len(experts))
-                experts_ns += self._sharing.device_ns if self._cpu_end_ns else 0
-                self._spend("experts", "device", experts_ns, item, layer)
+                self._compute_experts(item, layer, len(wave.experts))
             core.wave_done()
         if self._cpu_end_ns:
             self._join(item, layer)
@@ -241,49 +234,66 @@ class Machine:
         if dropped:
             self._record_evictions(dropped, self._now, item)
 
+    def _compute_experts(self, item: Pass, layer: int, count: int) -> None:
+        """Run so many of the layer's experts on the device."""
+        start_ns = self._now
+        self._now += self._costs.experts_ns(layer, item.stop - item.start, count, len(self._experts))
+        if self._cpu_end_ns:
+            self._now += self._costs.sharing.device_ns
+        self._terms["experts"] += self._now - start_ns
+        if self._record_spans:
+            self._span("device", "experts", start_ns, self._now, item, layer)
+
     def _catch_up(self) -> None:
         """Bring the link up to this process's own time and tell the core what has landed."""
         link = self._link
         if link.ends_ns <= self._now:
             link.advance(self._now)
-        for key in link.drain():
-            self._core.landed(key)
+        if link.landed:
+            self._core.landed(*link.drain())
 
     def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
-        self._began_ns = self._now
-        decide_ns = self._decide_ns(len(wave.loads)) + (self._sharing.start_ns if wave.cpu_experts else 0)
-        decide_ns += self._utility_ns if is_first else 0
-        self._terms["decide"] += decide_ns
-        self._now += decide_ns
+        self._began_ns = now_ns = self._now
+        loads = wave.loads
+        self._now += self._costs.decide_ns(len(loads))
+        if wave.cpu_experts:
+            self._now += self._costs.sharing.start_ns
+        if is_first:
+            self._now += self._utility_ns
+        self._terms["decide"] += self._now - now_ns
         if wave.cpu_experts:
             self._start_cpu(item, layer, wave)
-        if wave.loads:
-            self._issue(wave.loads, item, layer)
+        if loads:
+            self._issue(loads, item, layer)
         if is_first:
-            target = layer + 1
-            ids: Sequence[int] = ()
-            if target < len(predicted):
-                ids = predicted[target]
-                predict_ns = self._predict_ns(layer, self._core.prefetch.prediction or "")
-                self._terms["predict"] += predict_ns
-                self._now += predict_ns
-            loads = self._core.plan_prefetch(ids)
-            if loads:
-                plan_ns = self._decide_ns(len(loads)) - self._decide_ns(0)
-                self._terms["decide"] += plan_ns
-                self._now += plan_ns
-                self._issue(loads, item, layer)
-        self._end_host_work(item, layer)
-        if self._cpu_end_ns and is_first:
+            self._prefetch(item, layer, predicted)
+        if self._record_spans:
+            self._end_host_work(item, layer)
+        if is_first and self._cpu_end_ns:
             self._share_memory(layer)
+
+    def _prefetch(self, item: Pass, layer: int, predicted: list[list[int]]) -> None:
+        """Predict the next layer's experts and submit the loads that follow."""
+        ids: Sequence[int] = ()
+        if layer + 1 < len(predicted):
+            ids = predicted[layer + 1]
+            predict_ns = self._costs.predict_ns(layer, self._core.prefetch.prediction or "")
+            self._terms["predict"] += predict_ns
+            self._now += predict_ns
+        loads = self._core.plan_prefetch(ids)
+        if loads:
+            plan_ns = self._costs.decide_ns(len(loads)) - self._costs.decide_ns(0)
+            self._terms["decide"] += plan_ns
+            self._now += plan_ns
+            self._issue(loads, item, layer)
 
     def _start_cpu(self, item: Pass, layer: int, wave: Wave) -> None:
         """The CPU begins its part of the layer. In serial mode waits for it."""
         tokens, active = item.stop - item.start, len(self._experts)
         self._cpu_began_ns = self._now
-        self._cpu_end_ns = self._now + self._cpu_experts_ns(layer, tokens, len(wave.cpu_experts), active)
-        self._cpu_end_ns += self._sharing.cpu_ns if wave.experts else 0
+        self._cpu_end_ns = self._now + self._costs.cpu_experts_ns(layer, tokens, len(wave.cpu_experts), active)
+        self._cpu_end_ns += self._costs.sharing.cpu_ns if wave.experts else 0
         if self._serial:
             self._end_host_work(item, layer)
             self._join(item, layer)
@@ -295,7 +305,7 @@ class Machine:
         Both are taken to begin together and to go on without a gap, copies as far as they are queued now; the one
         that ends first sets the other free. Copies of later waves do not slow a CPU part that has begun.
         """
-        cpu_ratio, copy_ratio = self._contention(layer)
+        cpu_ratio, copy_ratio = self._costs.contention(layer)
         if cpu_ratio == copy_ratio == 1.0:
             return
         alone_ns = self._cpu_end_ns - self._cpu_began_ns
@@ -318,11 +328,9 @@ class Machine:
         if self._record_spans:
             evicted = [key for load in loads for key in load.evicts]
             self._record_evictions(evicted, self._began_ns, item)
-        for load in loads:
-            issue_ns = self._issue_ns(load.num_bytes)
-            self._now += issue_ns
-            self._terms["issue"] += issue_ns
-            self._link.submit(load, self._now)
+        now_ns = self._now
+        self._now = self._link.submit(loads, now_ns, self._costs.issue_ns)
+        self._terms["issue"] += self._now - now_ns
         if self._serial:
             self._end_host_work(item, layer)
             self._wait(item, layer, [load.key for load in loads])
@@ -334,17 +342,16 @@ class Machine:
 
     def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> None:
         """Wait for copies and hand the landings to the core."""
-        waiting = [key for key in keys if not self._core.is_landed(key)]
-        if not waiting:
-            return
-        landed_ns, stalled_ns = self._link.land(waiting), self._now
+        if self._serial:
+            keys = [key for key in keys if not self._core.is_landed(key)]
+        landed_ns, stalled_ns = self._link.land(keys), self._now
         if landed_ns is not None and landed_ns > stalled_ns:
-            wakeup_ns = self._wakeup_ns(landed_ns - stalled_ns)
+            wakeup_ns = self._costs.wakeup_ns(landed_ns - stalled_ns)
             self._waited_ns = landed_ns
             self._now = landed_ns + wakeup_ns
             self._terms["stall"] += self._now - stalled_ns
             if self._explain:
-                awaited = [key for key in waiting if key[0] == layer and key[1] in self._experts]
+                awaited = [key for key in keys if key[0] == layer and key[1] in self._experts]
                 split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
                 self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
             self._span("device", "stall", stalled_ns, self._now, item, layer)

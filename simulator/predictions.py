@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from simulator.policies.prefetch import Oracle, PrefetchPolicy
 from trace_capture.model_shape import ModelShape
+from trace_capture.pass_reader import PassReader
 from trace_capture.trace import Pass, Phase, Trace
 
 Predict = Callable[[Pass], list[list[int]]]
@@ -23,16 +24,17 @@ def predictions_of(trace: Trace, policy: PrefetchPolicy) -> Predict:
     if source is None:
         return lambda _: []
     if isinstance(policy, Oracle):
-        oracle = policy
-        return lambda item: [] if item.phase == Phase.PREFILL else _foreseen(trace, item, oracle)
-    trace.predictions(source)
-    return lambda item: [] if item.phase == Phase.PREFILL else trace.pass_experts(item, source)
+        oracle, routed = policy, PassReader(trace)
+        return lambda item: [] if item.phase == Phase.PREFILL else _foreseen(trace, item, routed(item), oracle)
+    predicted = PassReader(trace, source)
+    return lambda item: [] if item.phase == Phase.PREFILL else predicted(item)
 
 
-def _foreseen(trace: Trace, item: Pass, oracle: Oracle) -> list[list[int]]:
+def _foreseen(trace: Trace, item: Pass, routed: list[list[int]], oracle: Oracle) -> list[list[int]]:
     """The truth with mistakes, a pure function of seed and pass; nobody foresees the first layer."""
+    if oracle.recall >= 1:
+        return [[], *routed[1:]]
     source = random.Random(f"{oracle.seed}/{item.pass_id}")
-    routed = trace.pass_experts(item)
     return [[], *(_with_mistakes(experts, oracle.recall, trace.shape, source) for experts in routed[1:])]
 
 
@@ -41,13 +43,20 @@ def _with_mistakes(experts: Sequence[int], recall: float, shape: ModelShape, sou
 
     Draws the same numbers whatever the recall is, so what a lower recall foresees is part of what a higher one does.
     """
-    asked = set(experts)
-    others = [expert for expert in range(shape.num_experts) if expert not in asked]
-    wrong = source.sample(others, min(len(experts), len(others)))
+    others = shape.num_experts - len(experts)
+    wrong = source.sample(range(others), min(len(experts), others))
     result: list[int] = []
     for place, expert in enumerate(experts):
         if source.random() < recall:
             result.append(expert)
         elif place < len(wrong):
-            result.append(wrong[place])
+            result.append(_absent(wrong[place], sorted(experts)))
     return result
+
+
+def _absent(place: int, experts: Sequence[int]) -> int:
+    """The expert at a place of those that are not in `experts`, which rise."""
+    for expert in experts:
+        if place >= expert:
+            place += 1
+    return place

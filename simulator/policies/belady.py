@@ -30,6 +30,7 @@ class Belady(ScoredPolicy):
     """
 
     needs_future = True
+    evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)

@@ -24,7 +24,8 @@ layer runs on the CPU is handed out with its first wave and takes no part in res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from itertools import filterfalse
 from typing import Any
 
 from simulator.policies.balancer import ExpertTimes
@@ -33,10 +34,19 @@ from simulator.policies.capacity import Capacity
 from simulator.policies.config import Mode, OffloadConfig
 from simulator.policies.eviction import FutureUses
 from simulator.policies.placement import AllOnDevice, Asked, PlacementPolicy
-from simulator.policies.plans import ADMISSION, ADMISSION_PRIORITY, DEMAND_PRIORITY, PREFETCH_PRIORITY, Load, Wave
+from simulator.policies.plans import (
+    ADMISSION,
+    ADMISSION_PRIORITY,
+    DEMAND_PRIORITY,
+    PREFETCH_PRIORITY,
+    Load,
+    Wave,
+    make_loads,
+    make_wave,
+)
 from simulator.policies.plans import Counters as Counters
 from simulator.policies.prefetch import PrefetchPolicy
-from simulator.policies.residency import Residency
+from simulator.policies.residency import CanLeave, Residency, for_look_ups
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
@@ -74,26 +84,31 @@ class OffloadCore:
         log: list[tuple[Any, ...]] | None = None,
     ) -> None:
         self._expert_bytes = shape.expert_bytes
-        self._num_layers = shape.num_moe_layers
-        self._all_experts = range(shape.num_experts)
         self._partition_of_layer = capacity.partition_of_layer
         self._residency = Residency(shape, capacity, cache)
         self._resident = self._residency.of_layer
         self._pending = self._residency.pending
+        self._key_of = self._residency.key_of
         self._cache = list(cache)
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
         self._hears = [type(policy).routed is not CachePolicy.routed for policy in self._cache]
         self.prefetch = prefetch
+        self._observes = type(prefetch).observe is not PrefetchPolicy.observe
         self._max_prefetch = max_prefetch
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self.placement = placement or AllOnDevice()
         self.needs_token_counts = self.placement.needs_token_counts or any(one.needs_token_counts for one in cache)
+        self._cpu_layers = self.placement.cpu_layers
         self._places = not isinstance(self.placement, AllOnDevice)
         self.log = log
-        self._active: set[Key] = set()
-        self._foreseen: set[Key] = set()
-        """Keys that the next layer is expected to ask for; a prefetch must not evict them."""
-        self._remaining: list[int] = []
+        self._foreseen: Collection[int] = ()
+        """Experts that the next layer is expected to ask for; a prefetch must not evict them."""
+        self._remaining: Sequence[int] = ()
+        """Experts of the routed layer that have yet to run on the device."""
+        self._active: Collection[int] = ()
+        """The same, for look-ups; nobody may evict them."""
+        self._absent: Sequence[int] = ()
+        """Those of them without a place."""
         self._wave: tuple[int, ...] = ()
         self._cpu_part: tuple[int, ...] = ()
         """The CPU's experts of the routed layer, until they are handed out."""
@@ -105,7 +120,7 @@ class OffloadCore:
         """Keys to have on the device before the first pass, as far as they fit, the most wanted first."""
         self.streams_prefill = False
         """Load all experts of the next layer ahead in a prefill, whatever its router will say."""
-        self.tally = Tally()
+        self.tally = Tally(shape.num_moe_layers)
 
     @property
     def prefill_counters(self) -> Counters:
@@ -138,7 +153,7 @@ class OffloadCore:
         return make_core(config, shape, log, future, times)
 
     @property
-    def first_uses(self) -> Sequence[int]:
+    def first_uses(self) -> Collection[int]:
         """Experts of the routed layer that were prefetched and are asked for the first time since."""
         return self.tally.first_uses
 
@@ -148,8 +163,11 @@ class OffloadCore:
             return ()
         if self.log is not None:
             self.log.append(("preload",))
-        has_room = self._residency.has_room
-        return tuple(self._load(key, "preload", DEMAND_PRIORITY, ()) for key in self.preloaded if has_room(key[0]))
+        loads: list[Load] = []
+        for layer, expert in self.preloaded:
+            if self._residency.has_room(layer):
+                loads += self._load(layer, [expert], "preload", DEMAND_PRIORITY, self._can_leave)
+        return tuple(loads)
 
     def begin_pass(self, is_prefill: bool) -> None:
         """A forward pass starts. In a prefill, where nearly every expert is active, predictions are not used."""
@@ -163,18 +181,18 @@ class OffloadCore:
         """The next pass is being drafted, which takes about `window_ns`; loads to submit (see `UtilityCore`)."""
         return ()
 
-    def landed(self, key: Key) -> None:
-        """The copy of `key` has finished."""
+    def landed(self, *keys: Key) -> None:
+        """The copies of `keys` have finished, in this order."""
         if self.log is not None:
-            self.log.append(("landed", key))
-        self._residency.land(key)
+            self.log += [("landed", key) for key in keys]
+        self._residency.land(keys)
 
     def cancelled(self, key: Key) -> None:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
         self.tally.cancelled(key, self._expert_bytes[key[0]], self._pending[key])
-        self._leave(key)
+        self._residency.leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
         """A layer is about to run; gives queued copies for it that are no longer wanted.
@@ -190,19 +208,23 @@ class OffloadCore:
         if self.log is not None:
             self.log.append(("layer_routed", layer, tuple(experts), *([tuple(tokens)] if tokens else ())))
         self._layer = layer
-        self._remaining = list(experts)
-        self._foreseen.clear()
-        self.prefetch.observe(layer, experts)
+        self._foreseen = ()
+        if self._observes:
+            self.prefetch.observe(layer, experts)
         partition = self._partition_of_layer[layer]
         if self._hears[partition]:
             self._cache[partition].routed(layer, experts, tokens)
-        self.tally.looked_up(layer, experts, self._resident[layer])
+        resident = self._resident[layer]
+        self._remaining, self._active = experts, for_look_ups(experts)
+        self._absent = absent = list(filterfalse(resident.__contains__, experts))
+        coming = [key for key in self._pending if key[0] == layer] if self._pending else ()
+        stale = tuple([key for key in coming if key[1] not in experts]) if coming else ()
+        self.tally.looked_up(layer, experts, absent, len(coming) - len(stale))
         if self._places:
             self._place(layer, experts, tokens)
-        self._active = {(layer, expert) for expert in self._remaining}
-        if not self._pending or self.modes[layer] != "hint" or (self._prefill and self.streams_prefill):
-            return ()
-        return tuple(key for key in self._pending if key[0] == layer and key[1] not in experts)
+        if stale and self.modes[layer] == "hint" and not (self._prefill and self.streams_prefill):
+            return stale
+        return ()
 
     def next_wave(self) -> Wave | None:
         """What the routed layer does next, or None when all its experts have run."""
@@ -210,22 +232,18 @@ class OffloadCore:
         if not self._remaining and not cpu_experts:
             return None
         layer = self._layer
-        resident = self._resident[layer]
         partition = self._partition_of_layer[layer]
         loads, experts = self._load_remaining(layer)
-        if self._pending:
-            wait = tuple((layer, expert) for expert in experts if not resident[expert])
-        else:
-            wait = ()
+        key_of = self._key_of[layer].__getitem__
+        coming = filterfalse(self._resident[layer].__getitem__, experts) if self._pending else ()
+        wait = tuple(map(key_of, coming))
         if not experts and self._remaining:  # copies nobody asked for fill the partition; they can leave once landed
-            wait = tuple(key for key in self._pending if self._partition_of_layer[key[0]] == partition)
+            wait = tuple([key for key in self._pending if self._partition_of_layer[key[0]] == partition])
             if not wait:
                 raise RuntimeError(f"MoE layer {layer} can neither run an expert nor wait for a copy")
-        used = self._cache[partition].used
-        for expert in experts:
-            used((layer, expert))
+        self._cache[partition].all_used(tuple(map(key_of, experts)))
         self._wave = experts
-        wave = Wave(experts, tuple(loads), wait, cpu_experts)
+        wave = make_wave((experts, tuple(loads), wait, cpu_experts))
         if self.log is not None:
             self.log.append(("wave", wave))
         return wave
@@ -240,7 +258,7 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if target < self._num_layers and target not in self.placement.cpu_layers:
+        if target < len(self._resident) and target not in self._cpu_layers:
             loads = self._plan_ahead(target, predicted)
         self._plan_behind(loads)
         if self.log is not None:
@@ -252,19 +270,16 @@ class OffloadCore:
         if self.log is not None:
             self.log.append(("wave_done",))
         if len(self._wave) == len(self._remaining):
-            self._remaining = []
-            self._active = set()
+            self._remaining = self._active = ()
         else:
             done = set(self._wave)
-            self._remaining = [expert for expert in self._remaining if expert not in done]
-            self._active = {(self._layer, expert) for expert in self._remaining}
+            self._set_remaining([expert for expert in self._remaining if expert not in done])
         self._wave = ()
 
     def layer_done(self) -> tuple[Key, ...]:
         """All experts of the layer have run. Gives keys that the cache policy drops now."""
         if self.log is not None:
             self.log.append(("layer_done",))
-        self._active = set()
         layer = self._layer
         partition = self._partition_of_layer[layer]
         if not self._expires[partition]:
@@ -272,7 +287,7 @@ class OffloadCore:
         present = [(layer, expert) for expert, landed in self._resident[layer].items() if landed]
         dropped = tuple(self._cache[partition].expired(present))
         for key in dropped:
-            self._leave(key)
+            self._residency.leave(key)
         self.tally.evicted(len(dropped))
         return dropped
 
@@ -288,41 +303,37 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return self._residency.keys()
 
-    def _load_remaining(self, layer: int) -> tuple[list[Load], tuple[int, ...]]:
+    def _set_remaining(self, experts: Sequence[int]) -> None:
+        self._remaining, self._active = experts, for_look_ups(experts)
+        self._absent = list(filterfalse(self._resident[self._layer].__contains__, experts))
+
+    def _load_remaining(self, layer: int) -> tuple[Sequence[Load], tuple[int, ...]]:
         """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
+        absent = self._absent
+        if not absent:
+            return (), tuple(self._remaining)
+        loads = self._load(layer, absent, "demand", DEMAND_PRIORITY, self._can_leave)
+        if len(loads) == len(absent):
+            return loads, tuple(self._remaining)
         resident = self._resident[layer]
-        loads: list[Load] = []
-        missing = [expert for expert in self._remaining if expert not in resident]
-        for expert in missing:
-            key = (layer, expert)
-            evicts = self._make_room(key, self._can_leave)
-            if evicts is None:
-                return loads, tuple(expert for expert in self._remaining if expert in resident)
-            loads.append(self._load(key, "demand", DEMAND_PRIORITY, evicts))
-        return loads, tuple(self._remaining)
+        return loads, tuple([expert for expert in self._remaining if expert in resident])
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
-        """Loads for the next layer: in a prefill all of its experts or none, else what the policy selects."""
+        """Loads for the next layer, in order, until there is no room: in a prefill for all of its experts or none,
+        else for what the policy selects."""
+        wanted: Sequence[int]
         if self._prefill:
-            return self._load_ahead(target, self._all_experts, DEMAND_PRIORITY) if self.streams_prefill else []
-        wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
-        priority = PREFETCH_PRIORITY if self.modes[target] == "hint" else DEMAND_PRIORITY
-        return self._load_ahead(target, wanted, priority) if wanted else []
-
-    def _load_ahead(self, target: int, wanted: Sequence[int], priority: int) -> list[Load]:
-        """Prefetches of `wanted` experts of the layer `target`, in order, until there is no room."""
-        keys = [(target, expert) for expert in wanted]
-        self._foreseen.update(keys)
-        resident = self._resident[target]
-        loads: list[Load] = []
-        for key in keys:
-            if key[1] in resident:
-                continue
-            evicts = self._make_room(key, self._can_leave_unforeseen)
-            if evicts is None:
-                break
-            loads.append(self._load(key, "prefetch", priority, evicts))
-        return loads
+            wanted = range(len(self._key_of[target])) if self.streams_prefill else ()
+        else:
+            wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
+        absent = list(filterfalse(self._resident[target].__contains__, wanted))
+        if absent or self._missed:
+            self._foreseen = for_look_ups(wanted)
+        if not absent:
+            return []
+        is_hint = not self._prefill and self.modes[target] == "hint"
+        priority = PREFETCH_PRIORITY if is_hint else DEMAND_PRIORITY
+        return self._load(target, absent, "prefetch", priority, self._can_leave_unforeseen)
 
     def _place(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """Take the CPU's part of a routed layer out of what the device runs."""
@@ -332,13 +343,13 @@ class OffloadCore:
         if not part:
             return
         chosen = set(part)
-        self._remaining = [expert for expert in experts if expert not in chosen]
+        self._set_remaining([expert for expert in experts if expert not in chosen])
         self.tally.ran_on_cpu(len(part))
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in part:
             if expert in resident:
                 used((layer, expert))
-        if self.placement.max_admissions and layer not in self.placement.cpu_layers:
+        if self.placement.max_admissions and layer not in self._cpu_layers:
             self._missed = tuple(expert for expert in part if expert not in resident)
 
     def _plan_behind(self, loads: list[Load]) -> None:
@@ -357,38 +368,33 @@ class OffloadCore:
         under_way = self._residency.admissions
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in missed[: max(0, self.placement.max_admissions - under_way)]:
-            key = (layer, expert)
             if self._prefill and not self._residency.has_room(layer):
                 return
-            evicts = self._make_room(key, self._can_leave_unforeseen)
-            if evicts is None:
+            load = self._load(layer, [expert], ADMISSION, ADMISSION_PRIORITY, self._can_leave_unforeseen)
+            if not load:
                 return
-            loads.append(self._load(key, ADMISSION, ADMISSION_PRIORITY, evicts))
-            used(key)
+            loads += load
+            used((layer, expert))
 
-    def _load(self, key: Key, reason: str, priority: int, evicts: tuple[Key, ...]) -> Load:
-        size = self._expert_bytes[key[0]]
-        self._residency.take(key, reason)
-        self.tally.loaded(key, size, reason)
-        return Load(key, size, reason, priority, evicts)
-
-    def _make_room(self, key: Key, can_leave: Callable[[Key], bool]) -> tuple[Key, ...] | None:
-        """Evict until `key` fits; None, with nothing evicted, when it cannot."""
-        victims = self._residency.victims(key[0], can_leave)
-        if victims:
-            for victim in victims:
-                self._leave(victim)
-            self.tally.evicted(len(victims))
-        return victims
+    def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave) -> list[Load]:
+        """Loads of absent experts of a layer, in order, until no room can be made."""
+        evicts = self._residency.take(layer, experts, reason, can_leave)
+        if len(evicts) < len(experts):
+            experts = experts[: len(evicts)]
+        num_bytes = self._expert_bytes[layer]
+        self.tally.loaded(layer, experts, num_bytes, reason, sum(map(len, evicts)))
+        return make_loads(map(self._key_of[layer].__getitem__, experts), num_bytes, reason, priority, evicts)
 
     def _can_leave(self, key: Key) -> bool:
         """Copies under way stay, and so does what this layer still needs."""
-        return key not in self._pending and key not in self._active and key not in self._residency.leaving
+        layer, expert = key
+        return self._resident[layer][expert] and (layer != self._layer or expert not in self._active)
 
     def _can_leave_unforeseen(self, key: Key) -> bool:
         """As `_can_leave`; for a prefetch, what the next layer may need stays as well."""
-        return self._can_leave(key) and key not in self._foreseen
-
-    def _leave(self, key: Key) -> None:
-        self._residency.leave(key)
-        self.tally.left(key)
+        layer, expert = key
+        if not self._resident[layer][expert]:
+            return False
+        return expert not in (
+            self._active if layer == self._layer else self._foreseen if layer == self._layer + 1 else ()
+        )

@@ -51,6 +51,7 @@ class CachePolicy:
     expert is planned, `used` for each expert that a layer runs on the device (in the router's order, after its load
     was planned), `choose_victim` while room is needed, and `removed` for every key that leaves. `expired` is asked
     once after each layer. A policy sees keys only; which of them may leave now is told by the predicate it is given.
+    `all_admitted`, `all_used` and `evict` are the same for several keys; a policy may have a faster way.
 
     Args:
         partition: what there is to know of the memory.
@@ -66,6 +67,9 @@ class CachePolicy:
     """Decides by utilities, which its partition then has."""
     starts_full = False
     """Loads its experts before the first pass, unless the configuration says otherwise."""
+    evicts_ahead = False
+    """Who leaves next does not depend on what is admitted meanwhile, so several may be evicted before the keys that
+    they make room for are admitted."""
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         self.partition = partition
@@ -94,6 +98,24 @@ class CachePolicy:
     def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
         """The key to evict next among those that `can_leave`, or None when there is none."""
         raise NotImplementedError
+
+    def all_admitted(self, keys: Sequence[Key]) -> None:
+        """`admitted` for each of `keys`, in order."""
+        for key in keys:
+            self.admitted(key)
+
+    def all_used(self, keys: Sequence[Key]) -> None:
+        """`used` for each of `keys`, in order."""
+        for key in keys:
+            self.used(key)
+
+    def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
+        """`choose_victim` and `removed` so many times, or until nobody can leave; gives those who left, in order."""
+        victims: list[Key] = []
+        while len(victims) < count and (victim := self.choose_victim(can_leave)) is not None:
+            self.removed(victim)
+            victims.append(victim)
+        return victims
 
     def expired(self, layer_keys: Sequence[Key]) -> Iterable[Key]:
         """Keys to drop now that their layer has run; by default none."""

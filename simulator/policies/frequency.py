@@ -54,6 +54,8 @@ class ScoredPolicy(CachePolicy):
 class Lfu(ScoredPolicy):
     """Least frequently used leaves first. Counts outlive eviction, so a returning expert keeps its rank."""
 
+    evicts_ahead = True
+
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
         self._count: dict[Key, int] = {}

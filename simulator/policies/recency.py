@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
 
+_exhaust = deque[None](maxlen=0).extend
+"""Runs an iterator to its end without a loop of the interpreter: a layer's look-ups are the most frequent calls."""
+
 
 class Lru(CachePolicy):
     """Least recently used leaves first."""
+
+    evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
@@ -35,6 +40,29 @@ class Lru(CachePolicy):
                 return key
         return None
 
+    def all_admitted(self, keys: Sequence[Key]) -> None:
+        """See `CachePolicy`."""
+        order = self._order
+        for key in keys:
+            order[key] = None
+
+    def all_used(self, keys: Sequence[Key]) -> None:
+        """See `CachePolicy`."""
+        _exhaust(map(self._order.move_to_end, keys))
+
+    def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
+        """See `CachePolicy`; one walk from the oldest on."""
+        order = self._order
+        victims: list[Key] = []
+        for key in order:
+            if can_leave(key):
+                victims.append(key)
+                if len(victims) == count:
+                    break
+        for key in victims:
+            del order[key]
+        return victims
+
 
 class NoCache(Lru):
     """Nothing outlives its layer: what on-demand engines without an expert cache do."""
@@ -46,6 +74,8 @@ class NoCache(Lru):
 
 class Random(CachePolicy):
     """A uniformly random expert leaves; seeded, so that runs repeat. The floor any policy must beat."""
+
+    evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from simulator.policies.cache import CachePolicy, Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.plans import ADMISSION
 from trace_capture.model_shape import ModelShape
+
+CanLeave = Callable[[Key], bool]
+_FEW = 16
+
+
+def for_look_ups(experts: Sequence[int]) -> Collection[int]:
+    """The same experts; a few are found faster in a list than a set of them is made."""
+    return experts if len(experts) <= _FEW else frozenset(experts)
 
 
 class Residency:
@@ -23,7 +31,7 @@ class Residency:
         pending: copies that are queued or in flight, in order of submission, and why they were loaded.
         admissions: how many of these were loaded for having run on the CPU.
         free_bytes: per partition.
-        leaving: victims chosen for the load being planned.
+        key_of: per layer and expert its key, made once.
     """
 
     def __init__(self, shape: ModelShape, capacity: Capacity, cache: Sequence[CachePolicy]) -> None:
@@ -34,24 +42,54 @@ class Residency:
         self.pending: dict[Key, str] = {}
         self.admissions = 0
         self.free_bytes = list(capacity.partition_bytes)
-        self.leaving: Sequence[Key] = ()
+        layers = range(shape.num_moe_layers)
+        self.key_of = [[(layer, expert) for expert in range(shape.num_experts)] for layer in layers]
+        self._evicts_ahead = [policy.evicts_ahead for policy in cache]
+        """Per partition, whether all who have to leave for several experts may be chosen at once."""
+        for partition in range(len(cache)):
+            sizes = {shape.expert_bytes[layer] for layer in layers if self._partition_of_layer[layer] == partition}
+            self._evicts_ahead[partition] &= len(sizes) == 1
 
-    def take(self, key: Key, reason: str) -> None:
-        """Give `key` its place; its copy is on its way from now on."""
-        layer, expert = key
+    def take(self, layer: int, experts: Sequence[int], reason: str, can_leave: CanLeave) -> list[tuple[Key, ...]]:
+        """Give absent experts of a layer their places, in order, until no room can be made; their copies are on their
+        way from now on.
+
+        Returns:
+            for each that got a place, who left for it.
+        """
         partition = self._partition_of_layer[layer]
-        self.of_layer[layer][expert] = False
-        self.pending[key] = reason
+        size = self._expert_bytes[layer]
+        free_bytes = self.free_bytes[partition]
+        if free_bytes >= size * len(experts):
+            evicts: list[tuple[Key, ...]] = [()] * len(experts)
+        elif self._evicts_ahead[partition]:
+            room = free_bytes // size
+            victims = self._cache[partition].evict(len(experts) - room, can_leave)
+            for gone_layer, gone in victims:
+                del self.of_layer[gone_layer][gone]
+            evicts = [*[()] * room, *zip(victims, strict=True)]
+            if len(evicts) < len(experts):
+                experts = experts[: len(evicts)]
+            free_bytes += size * len(victims)
+        else:
+            return self._take_in_turn(layer, experts, reason, can_leave)
+        taken = tuple(map(self.key_of[layer].__getitem__, experts))
+        self.of_layer[layer].update(dict.fromkeys(experts, False))
+        self.pending.update(dict.fromkeys(taken, reason))
         if reason == ADMISSION:
-            self.admissions += 1
-        self.free_bytes[partition] -= self._expert_bytes[layer]
-        self._cache[partition].admitted(key)
+            self.admissions += len(taken)
+        self.free_bytes[partition] = free_bytes - size * len(taken)
+        self._cache[partition].all_admitted(taken)
+        return evicts
 
-    def land(self, key: Key) -> None:
-        """The copy of `key` has finished."""
-        self.of_layer[key[0]][key[1]] = True
-        if self.pending.pop(key) == ADMISSION:
-            self.admissions -= 1
+    def land(self, keys: Iterable[Key]) -> None:
+        """The copies of `keys` have finished."""
+        of_layer, withdraw = self.of_layer, self.pending.pop
+        for key in keys:
+            layer, expert = key
+            of_layer[layer][expert] = True
+            if withdraw(key) == ADMISSION:
+                self.admissions -= 1
 
     def leave(self, key: Key) -> None:
         """`key` gives its place up, whether its copy has landed or was withdrawn."""
@@ -67,24 +105,6 @@ class Residency:
         """Whether an expert of `layer` fits without anybody leaving."""
         return self.free_bytes[self._partition_of_layer[layer]] >= self._expert_bytes[layer]
 
-    def victims(self, layer: int, can_leave: Callable[[Key], bool]) -> tuple[Key, ...] | None:
-        """Who leaves so that an expert of `layer` fits; None when not enough of them may."""
-        partition = self._partition_of_layer[layer]
-        size = self._expert_bytes[layer]
-        freed = self.free_bytes[partition]
-        if freed >= size:
-            return ()
-        policy = self._cache[partition]
-        victims: list[Key] = []
-        self.leaving = victims
-        while freed < size:
-            victim = policy.choose_victim(can_leave)
-            if victim is None:
-                return None
-            victims.append(victim)
-            freed += self._expert_bytes[victim[0]]
-        return tuple(victims)
-
     def num_bytes(self) -> int:
         """Bytes of device memory taken, those on their way included."""
         return sum(len(held) * size for held, size in zip(self.of_layer, self._expert_bytes, strict=True))
@@ -92,3 +112,38 @@ class Residency:
     def keys(self) -> list[Key]:
         """Keys with a place on the device, those on their way included."""
         return [(layer, expert) for layer, held in enumerate(self.of_layer) for expert in held]
+
+    def _take_in_turn(
+        self, layer: int, experts: Sequence[int], reason: str, can_leave: CanLeave
+    ) -> list[tuple[Key, ...]]:
+        """As `take`, each expert admitted before room is made for the next."""
+        partition = self._partition_of_layer[layer]
+        evicts: list[tuple[Key, ...]] = []
+        for expert in experts:
+            victims = self._victims(layer, can_leave)
+            if victims is None:
+                break
+            for victim in victims:
+                self.leave(victim)
+            key = self.key_of[layer][expert]
+            self.of_layer[layer][expert] = False
+            self.pending[key] = reason
+            self.admissions += reason == ADMISSION
+            self.free_bytes[partition] -= self._expert_bytes[layer]
+            self._cache[partition].admitted(key)
+            evicts.append(victims)
+        return evicts
+
+    def _victims(self, layer: int, can_leave: CanLeave) -> tuple[Key, ...] | None:
+        """Who leaves so that an expert of `layer` fits; None when not enough of them may."""
+        partition = self._partition_of_layer[layer]
+        size = self._expert_bytes[layer]
+        freed = self.free_bytes[partition]
+        victims: list[Key] = []
+        while freed < size:
+            victim = self._cache[partition].choose_victim(lambda key: key not in victims and can_leave(key))
+            if victim is None:
+                return None
+            victims.append(victim)
+            freed += self._expert_bytes[victim[0]]
+        return tuple(victims)

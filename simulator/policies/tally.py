@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from simulator.policies.eviction import Key
 from simulator.policies.plans import ADMISSION, Counters
@@ -15,9 +15,12 @@ class Tally:
         prefill, warmup, decode: the counters.
         warmup_passes: so many decode passes at the start are counted in `warmup`.
         first_uses: experts of the latest look-up that were prefetched and had not been asked for since.
+
+    Args:
+        num_layers: L.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int) -> None:
         self.prefill = Counters()
         self.warmup = Counters()
         self.decode = Counters()
@@ -25,11 +28,12 @@ class Tally:
         self._decode_passes = 0
         self._is_drafting = False
         self._now = self.decode
-        self.first_uses: Sequence[int] = ()
-        self._unused: set[Key] = set()
-        """Prefetched keys that nobody has asked for yet."""
-        self._counted_in: dict[Key, Counters] = {}
-        """Where the load of each key on the device was counted, since it may be withdrawn in a later pass."""
+        self.first_uses: Collection[int] = ()
+        self._unused: list[set[int]] = [set() for _ in range(num_layers)]
+        """Per layer, prefetched experts that nobody has asked for yet; some of them may have left again."""
+        self._counted_in: list[dict[int, Counters]] = [{} for _ in range(num_layers)]
+        """Per layer, where the latest load ahead of each expert was counted, since it may be withdrawn in a later pass.
+        """
 
     def begin_drafting(self) -> None:
         """What is planned from now on belongs to the decode pass that comes."""
@@ -47,56 +51,57 @@ class Tally:
 
     def restarted(self) -> None:
         """The device was emptied; the counts go on."""
-        self._unused.clear()
-        self._counted_in.clear()
+        for experts in self._unused:
+            experts.clear()
 
-    def looked_up(self, layer: int, experts: Sequence[int], landed: Mapping[int, bool]) -> None:
-        """A layer asks for `experts`; `landed` says which have a place, and whether their copy is there."""
+    def looked_up(self, layer: int, experts: Sequence[int], absent: Sequence[int], late: int) -> None:
+        """A layer asks for `experts`. Those in `absent` have no place; so many have one and are on their way to it."""
         counters = self._now
-        present = [expert for expert in experts if expert in landed]
-        late = sum(not landed[expert] for expert in present)
         counters.lookups += len(experts)
         counters.late += late
-        counters.hits += len(present) - late
+        counters.hits += len(experts) - len(absent) - late
         self.first_uses = ()
-        if self._unused:
-            used = self._unused.intersection([(layer, expert) for expert in present])
+        unused = self._unused[layer]
+        if unused:
+            self.first_uses = used = unused.intersection(experts).difference(absent)
             counters.prefetch_used += len(used)
-            self._unused -= used
-            self.first_uses = [expert for _, expert in used]
+            unused -= used
 
     def ran_on_cpu(self, experts: int) -> None:
         """So many experts of a layer run on the CPU."""
         self._now.cpu_runs += experts
 
-    def loaded(self, key: Key, num_bytes: int, reason: str) -> None:
-        """A load was planned. What is there before the first pass is in no counter."""
+    def loaded(self, layer: int, experts: Sequence[int], expert_bytes: int, reason: str, evicted: int) -> None:
+        """Loads of experts of one layer were planned, for which so many keys have to leave. What is there before the
+        first pass is in no counter."""
+        counters = self._now
         if reason == "preload":
             return
-        counters = self._counted_in[key] = self._now
-        counters.bytes_loaded += num_bytes
+        counters.bytes_loaded += len(experts) * expert_bytes
+        counters.evictions += evicted
+        unused = self._unused[layer]
         if reason == "demand":
-            counters.demand_loads += 1
-        elif reason == ADMISSION:
-            counters.admission_loads += 1
+            counters.demand_loads += len(experts)
+            unused.difference_update(experts)
+            return
+        self._counted_in[layer].update(dict.fromkeys(experts, counters))
+        if reason == ADMISSION:
+            counters.admission_loads += len(experts)
+            unused.difference_update(experts)
         else:
-            counters.prefetch_loads += 1
-            self._unused.add(key)
+            counters.prefetch_loads += len(experts)
+            unused.update(experts)
 
     def cancelled(self, key: Key, num_bytes: int, reason: str) -> None:
         """A load was withdrawn before it began."""
-        counters = self._counted_in[key]
+        layer, expert = key
+        counters = self._counted_in[layer][expert]
         counters.bytes_loaded -= num_bytes
         if reason == ADMISSION:
             counters.admission_loads -= 1
         else:
             counters.prefetch_loads -= 1
-
-    def left(self, key: Key) -> None:
-        """A key gave its place up."""
-        self._counted_in.pop(key, None)
-        if self._unused:
-            self._unused.discard(key)
+        self._unused[layer].discard(expert)
 
     def evicted(self, keys: int) -> None:
         """So many keys had to leave, or were dropped by their policy."""

@@ -11,6 +11,7 @@ from typing import Any
 from simulator.policies.core import OffloadCore
 from simulator.policies.eviction import Key
 from simulator.policies.plans import DEMAND_PRIORITY, PREFETCH_PRIORITY, UTILITY, UTILITY_PRIORITY, Load
+from simulator.policies.residency import for_look_ups
 from simulator.policies.utility_cache import UtilityCache
 from simulator.policies.utility_loads import UtilityLoads
 
@@ -53,7 +54,7 @@ class UtilityCore(OffloadCore):
         if self._prefill:
             return super()._plan_ahead(target, predicted)
         wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
-        self._foreseen.update((target, expert) for expert in wanted)
+        self._foreseen = for_look_ups(wanted)
         self.hot.name(target, wanted, self._resident[target])
         return []
 
@@ -68,14 +69,13 @@ class UtilityCore(OffloadCore):
         layer, expert = key
         if expert in self._resident[layer]:
             return None
+        if level is not None:
+            reason, priority = UTILITY, UTILITY_PRIORITY
+        else:
+            reason, priority = "prefetch", PREFETCH_PRIORITY if self.modes[layer] == "hint" else DEMAND_PRIORITY
         pool = self._pools[self._partition_of_layer[layer]]
         everyone = pool.threshold
         pool.threshold = everyone if level is None else level
-        evicts = self._make_room(key, self._can_leave_unforeseen)
+        loads = self._load(layer, [expert], reason, priority, self._can_leave_unforeseen)
         pool.threshold = everyone
-        if evicts is None:
-            return None
-        if level is None:
-            priority = PREFETCH_PRIORITY if self.modes[layer] == "hint" else DEMAND_PRIORITY
-            return self._load(key, "prefetch", priority, evicts)
-        return self._load(key, UTILITY, UTILITY_PRIORITY, evicts)
+        return loads[0] if loads else None
