@@ -24,9 +24,8 @@ Visit = Callable[..., object]
 
 
 def workers() -> set[psutil.Process]:
-    """Processes of background jobs that this one started, those that pages of other tests left among them."""
-    children = psutil.Process().children()
-    return {one for one in children if "python" in one.name() and one.status() != psutil.STATUS_ZOMBIE}
+    """Processes that this one started and that still run: the browser's, and those of background jobs."""
+    return {one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
 
 
 def ended(jobs: set[psutil.Process]) -> bool:
