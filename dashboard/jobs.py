@@ -15,15 +15,12 @@ A page puts `progress_panel("tune")` in its layout and connects its work with `b
 from __future__ import annotations
 
 import atexit
-import base64
-import json
 import os
 import shutil
 import sqlite3
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -33,37 +30,16 @@ import dash_mantine_components as dmc
 import diskcache
 import psutil
 from dash import Dash, DiskcacheManager, Input, Output, State, html
-from diskcache.core import MODE_PICKLE
 from multiprocess import Process
-from plotly.utils import PlotlyJSONEncoder
 
-from trace_capture.errors import StudioError
+from dashboard.job_cache import JobCache
 
 Report = Callable[[int, int, str], None]
 """Progress: (steps done, steps in all, what is being done)."""
 
-
 ABANDONED_S = 180.0
 """A job ends when no page has asked for it for so long. Browsers let a hidden page ask once a minute."""
 _WATCH_S = 1.0
-
-
-class JsonDisk(diskcache.Disk):  # type: ignore[misc]
-    """Values of a cache as compressed JSON; components and figures become what Dash would send of them."""
-
-    def store(self, value: Any, read: bool, key: Any = diskcache.UNKNOWN) -> Any:
-        """Pack a value."""
-        return super().store(_pack(value), read, key=key)
-
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
-        """Unpack a value.
-
-        Raises:
-            StudioError: the cache says that it is a pickle, which this program never writes.
-        """
-        if mode == MODE_PICKLE:
-            raise StudioError("the cache of background jobs holds a pickle, which was not read; restart the dashboard")
-        return _unpack(super().fetch(mode, filename, value, read))
 
 
 class LocalManager(DiskcacheManager):  # type: ignore[misc]
@@ -115,7 +91,7 @@ def local_manager() -> DiskcacheManager:
     """Where the application's background callbacks run: processes of this machine. The folder of its cache is made
     here, for this user alone, and removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="moe-studio-jobs-")
-    cache = diskcache.Cache(folder, disk=JsonDisk)
+    cache = JobCache(folder)
     atexit.register(_remove, cache, folder)
     return LocalManager(cache)
 
@@ -199,19 +175,6 @@ def _watch(server: int, cache: diskcache.Cache, asked: str) -> None:
     for child in psutil.Process().children(recursive=True):
         child.kill()
     os._exit(1)
-
-
-def _pack(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        value = {"bytes": base64.b64encode(value).decode()}
-    else:
-        value = {"json": value}
-    return zlib.compress(json.dumps(value, cls=PlotlyJSONEncoder).encode(), 1)
-
-
-def _unpack(packed: bytes) -> Any:
-    content = json.loads(zlib.decompress(packed))
-    return base64.b64decode(content["bytes"]) if "bytes" in content else content["json"]
 
 
 def _remove(cache: diskcache.Cache, folder: str) -> None:

@@ -15,16 +15,16 @@ import plotly.graph_objects as go
 import psutil
 import pytest
 from dash import Dash, Input, Output, State, dcc, html, no_update
-from diskcache import Cache
 from diskcache.core import MODE_PICKLE
 from werkzeug.serving import make_server
 
 from dashboard import jobs
+from dashboard.job_cache import JobCache
 from trace_capture.errors import StudioError
 
 
 def test_the_cache_holds_json_and_refuses_pickles(tmp_path: Path) -> None:
-    with Cache(str(tmp_path), disk=jobs.JsonDisk) as cache:
+    with JobCache(str(tmp_path)) as cache:
         figure = go.Figure(go.Bar(x=[1], y=[2]))
         cache["figure"] = [figure, html.P("x"), no_update]
         shown = cache["figure"]
@@ -44,6 +44,55 @@ def test_two_starts_with_equal_values_have_results_of_their_own() -> None:
     assert first != second
     manager.handle.set(first, "one")
     assert manager.get_result(second, None) is manager.UNDEFINED and manager.get_result(first, None) == "one"
+
+
+def test_a_job_is_not_forked_while_a_thread_is_within_sqlite() -> None:
+    manager = jobs.local_manager()
+    started = threading.Event()
+
+    def start() -> None:
+        manager.call_job_fn("key", lambda key, *_: manager.handle.set(key, "done"), [], {})
+        started.set()
+
+    with manager.handle.transact():
+        thread = threading.Thread(target=start)
+        thread.start()
+        assert not started.wait(0.3)
+    thread.join(60)
+    assert started.is_set() and getattr(manager.handle._local, "con", None) is None
+    _wait_for(lambda: manager.get_result("key", None) == "done")
+
+
+def test_jobs_end_whatever_other_threads_do_in_the_cache() -> None:
+    manager, stop = jobs.local_manager(), threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            manager.handle.set("asked", 1)
+            manager.get_progress("asked")
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        keys = [f"job {number}" for number in range(8)]
+        for key in keys:
+            manager.call_job_fn(key, lambda key, *_: manager.handle.set(key, os.getpid()), [], {})
+        for key in keys:
+            _wait_for(lambda key=key: manager.result_ready(key))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert len({manager.get_result(key, None) for key in keys} - {os.getpid()}) == len(keys)
+
+
+def _wait_for(true: Callable[[], bool]) -> None:
+    """Wait a minute at most, which is patient enough for a slow machine."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_folder_is_for_this_user_alone_and_goes_with_the_process() -> None:
