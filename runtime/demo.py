@@ -6,7 +6,7 @@ calibrate -> capture -> replay -> tune -> run -> compare, each step writing a fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.calibrate import calibrate
@@ -41,12 +41,22 @@ class DemoOptions:
         num_prompts: prompts to capture; the last third is held out and run live.
         max_new_tokens: per prompt.
         seed: of sampling.
+        repeats: generations per token count in the calibration.
+        check_prompts: prompts that the error band is found on.
+        check_tokens: new tokens of each of them.
     """
 
     budget_ratio: float = 0.4
     num_prompts: int = 18
     max_new_tokens: int = 48
     seed: int = 0
+    repeats: int = 3
+    check_prompts: int = 3
+    check_tokens: int = 24
+
+    def quick(self) -> DemoOptions:
+        """A much shorter demonstration, whose figures and error band are rougher."""
+        return replace(self, num_prompts=3, max_new_tokens=10, repeats=1, check_prompts=1, check_tokens=8)
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,16 @@ def demo(out: Path, options: DemoOptions, step: Step) -> DemoResult:
         loaded,
         " ".join(prompts),
         copy_to_compute_ratio=COPY_TO_COMPUTE_RATIO,
+        repeats=options.repeats,
         progress=step("calibrate this machine"),
     )
-    hardware = with_error_band(loaded, hardware, prompts[:3], progress=step("check predictions"))
+    hardware = with_error_band(
+        loaded,
+        hardware,
+        prompts[: options.check_prompts],
+        max_new_tokens=options.check_tokens,
+        progress=step("check predictions"),
+    )
     hardware.save(out / "hardware.toml")
     trace = capture(
         loaded,

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.studio import studio
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
 from trace_capture.trace import Trace
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     folder = tmp_path_factory.mktemp("demo") / "out"
-    command = [sys.executable, "-c", "from runtime.cli import main; main()", "demo", "--out", str(folder)]
-    command += ["--prompts", "6", "--max-new-tokens", "12", "--json"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert result.returncode == 0, result.stderr
-    return folder, json.loads(result.stdout)
+    done = studio("demo", "--out", folder, "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
 
 
 def test_every_file_of_the_loop_is_there_and_opens(shown: tuple[Path, dict[str, object]]) -> None:

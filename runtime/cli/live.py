@@ -107,6 +107,9 @@ def demo_command(
     num_prompts: Annotated[int, typer.Option("--prompts", min=3, help="Prompts; the last third is run live.")] = 18,
     max_new_tokens: NewTokens = 48,
     seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="3 prompts of 10 tokens and a hasty calibration: rougher figures, sooner.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The whole loop on a small trained model: capture, replay, tune, run, compare.
@@ -119,7 +122,8 @@ def demo_command(
 
     quiet_threads()
     with progress_bar(not as_json) as step:
-        result = demo(out, DemoOptions(budget_ratio, num_prompts, max_new_tokens, seed), step)
+        options = DemoOptions(budget_ratio, num_prompts, max_new_tokens, seed)
+        result = demo(out, options.quick() if quick else options, step)
     write_report(out, out / "report.html")
     rows = demo_rows(result)
     if as_json:
