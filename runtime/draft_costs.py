@@ -17,11 +17,13 @@ from runtime.speculative import Drafting
 from runtime.steadiness import Probes, around_passes, probed, steady_only
 from simulator.machine import PassTimes
 from simulator.policies.config import parse_config
+from trace_capture.errors import ModelError
 from trace_capture.hardware import DraftCosts, MeasuredCosts
 
 _RESIDENT = {"cache": {"budget_ratio": 1.0}, "device": {"h2d_bytes_per_s": 1e12, "latency_ns": 0}}
 _TOKENS = 40
 _PROMPT = 16
+_SAID = 3
 
 
 class SpeculativeCosts(NamedTuple):
@@ -58,10 +60,16 @@ _Pass = tuple[PassRecord, PassTimes]
 
 
 def _run(loaded: LoadedModel, ids: Tensor, raw: Mapping[str, Any], drafting: Drafting) -> list[tuple[_Pass, Probes]]:
-    """Verify passes with all drafts of generations from two prompts, after one that warms up."""
-    sampling = Sampling(temperature=0.8, ignore_eos=True)
+    """Verify passes with all drafts of generations from two prompts, after one that warms up.
+
+    Prompt look-up finds n-grams in what is there already, and transformers lets it find none while sampling: it
+    continues, greedily, prompts that are said several times.
+    """
+    looks_up = drafting.model is None
+    sampling = Sampling(temperature=0.0 if looks_up else 0.8, ignore_eos=True)
     found: list[tuple[_Pass, Probes]] = []
-    prompts: Sequence[Tensor] = (ids[:, :_PROMPT], ids[:, :_PROMPT], ids[:, _PROMPT : 2 * _PROMPT])
+    first, second = ids[:, :_PROMPT], ids[:, _PROMPT : 2 * _PROMPT]
+    prompts: Sequence[Tensor] = [one.repeat(1, _SAID if looks_up else 1) for one in (first, first, second)]
     with offloaded(loaded.model, parse_config(dict(raw))) as engine, probed(loaded.model) as seen:
         engine.link.times_parts = True
         for number, prompt in enumerate(prompts):
@@ -70,7 +78,13 @@ def _run(loaded: LoadedModel, ids: Tensor, raw: Mapping[str, Any], drafting: Dra
             passes = list(zip(engine.passes[before:], times, strict=True))
             around = list(zip(passes, around_passes(seen[before:]), strict=True))
             found += around[2:-1] if number else []
-    return [item for item in found if item[0][0].tokens == drafting.gamma + 1]
+    found = [item for item in found if item[0][0].tokens == drafting.gamma + 1]
+    if not found:
+        raise ModelError(
+            f"calibration continued {len(prompts)} prompts, and {drafting.kind} never drafted {drafting.gamma} tokens "
+            "for them; give other prompts, a smaller --gamma, or a draft model"
+        )
+    return found
 
 
 def _measure(loaded: LoadedModel, ids: Tensor, drafting: Drafting, reference_ns: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling
+from runtime.speculative import Drafting
 from runtime.steadiness import Probes
 from simulator.policies.config import OffloadConfig
 from simulator.replay import simulate
@@ -44,6 +45,7 @@ class Workload:
         prompts, max_new_tokens, sampling: as they were captured.
         first_sequence: number of the first prompt in the capture, which shifts its seed.
         vectors_path: default vectors that the capture used, where they are not beside the model.
+        drafting: how the capture drafted, if it did.
     """
 
     trace: Trace
@@ -52,6 +54,7 @@ class Workload:
     sampling: Sampling
     first_sequence: int = 0
     vectors_path: Path | None = None
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,7 @@ def _run_live(
         config,
         workload.max_new_tokens,
         sampling=workload.sampling,
+        drafting=workload.drafting,
         first_sequence=workload.first_sequence,
         hardware=hardware,
         trace_digest=workload.trace.digest,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from simulator.ablation import ablated, ablated_trace, read_ablations
 from simulator.config_file import load_config
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.errors import unknown_name
@@ -72,6 +73,8 @@ class Scenario(BaseModel):
     acceptance: float = Field(default=0.7, ge=0, le=1)
     draft_mib: float = Field(default=0.0, ge=0)
     """Weights of the draft model, on the device."""
+    ablate: str | None = None
+    """Parts of MoE-SpAc that are taken away, joined by `+`; see `simulator.ablation`."""
     seed: int = Field(default=0, ge=0)
     config: str | None = None
     """A configuration (TOML) instead of the settings of a strategy above."""
@@ -107,7 +110,7 @@ class Scenario(BaseModel):
 
 
 SETTINGS = tuple(name for name in Scenario.model_fields if name not in ("numbers", "config_values"))
-_TEXT_FIELDS = ("hardware", "gpu", "host", "link", "disk", "weights", "strategy", "prefetch", "config")
+_TEXT_FIELDS = ("hardware", "gpu", "host", "link", "disk", "weights", "strategy", "prefetch", "ablate", "config")
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ def put_together(trace: Trace, scenario: Scenario) -> Question:
         trace = with_context(trace, scenario.context)
     if scenario.gamma is not None:
         trace = rewindow(trace, scenario.gamma, scenario.acceptance, scenario.seed, round(scenario.draft_mib * MIB))
-    return Question(trace, hardware, config_of(scenario, trace, hardware))
+    without = read_ablations(scenario.ablate)
+    trace = ablated_trace(trace, without)
+    return Question(trace, hardware, ablated(config_of(scenario, trace, hardware), without))
 
 
 def machine_of(scenario: Scenario) -> HardwareProfile:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from runtime.cli.ablate_options import Ablate
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
 from runtime.cli.machines import run_json, say_run
@@ -34,6 +35,7 @@ def run_command(
     seed: Seed = 0,
     draft: Draft = None,
     gamma: Gamma = 8,
+    ablate: Ablate = None,
     vectors: Vectors = None,
     estimator: Estimator = None,
     stream: Stream = None,
@@ -53,12 +55,14 @@ def run_command(
         from runtime.measure import measure
         from runtime.models import Sampling, load_model, read_prompts
         from runtime.speculative import load_drafting
+    from simulator.ablation import ablated, draft_left, read_ablations
     from simulator.config_file import load_config
     from simulator.policies.config import OffloadConfig
 
     quiet_threads()
     chosen = load_config(config) if config else OffloadConfig.for_fraction(budget_ratio)
-    chosen = with_cpu(chosen, cpu_layers, cpu_experts)
+    without = read_ablations(ablate)
+    chosen, draft = ablated(with_cpu(chosen, cpu_layers, cpu_experts), without), draft_left(draft, without)
     texts = read_prompts(prompts, text)
     watch = _watch_for(chosen)
     with progress_bar(not as_json) as step:

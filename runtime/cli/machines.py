@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from runtime.cli.ablate_options import Ablate
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
 from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
 from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, DraftMib, Drafts, with_drafts
@@ -154,6 +155,7 @@ def simulate_command(
     drafts: Drafts = None,
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
     draft_mib: DraftMib = 0.0,
+    ablate: Ablate = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run record and timeline.")] = None,
     keep: Annotated[Path | None, typer.Option("--save-config", help="File for the configuration (TOML).")] = None,
     as_json: Json = False,
@@ -162,6 +164,7 @@ def simulate_command(
 
     Example: moe-studio simulate t.parquet --budget-mib 4000 --gpu rtx3060 --host ddr4-3600-2ch --link pcie3x16
     """
+    from simulator.ablation import ablated, ablated_trace, read_ablations
     from simulator.config_file import load_config, save_config
     from simulator.policies.config import OffloadConfig, parse_config
     from simulator.replay import simulate
@@ -170,11 +173,12 @@ def simulate_command(
 
     budget = budget_mib, budget_ratio
     table = strategy_table(strategy, scope, prefetch, mode, recall, seed, *budget, preload, prefill, micro_batch)
-    machine = hardware, gpu, host, link, disk, numbers
+    machine, without = (hardware, gpu, host, link, disk, numbers), read_ablations(ablate)
+    whole = with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts)
     run = simulate(
-        with_drafts(in_format(Trace.load(trace), weights), drafts, acceptance, draft_mib),
+        ablated_trace(with_drafts(in_format(Trace.load(trace), weights), drafts, acceptance, draft_mib), without),
         chosen_profile(*machine),
-        with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts),
+        ablated(whole, without),
         record_spans=out is not None,
         profile=load_popularity(profile) if profile else None,
         warmup_passes=warmup,

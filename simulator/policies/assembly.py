@@ -48,6 +48,7 @@ def make_core(
         objective=config.utility.objective,
         fixed_tau=config.utility.tau,
         hot_from=hot.thresholds if hot and config.cpu.hot_misses == "load" else None,
+        loads_misses=config.cpu.hot_misses == "balance",
     )
     placement = make_placement_policy(config.cpu.policy, settings, cpu_layers)
     prefetch = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)

@@ -19,12 +19,16 @@ class Balanced(PlacementPolicy):
     which leaves most on the device. (What to load and evict is decided before, by `balancer`, from forecasts.) Of a
     prompt everything runs on the device: there each expert serves many tokens, and the cache fills.
 
+    Also ours, with `loads_misses`: a verify pass misses more experts of a layer than the CPU runs in the time of a few
+    copies, so as many of them are loaded and awaited instead, the most useful first, as let the layer end sooner.
+
     Args:
         signal: utilities, which somebody else keeps up to date.
         times: what experts cost on either side; a layer's last column stands for all larger token counts.
         objective: see `balancer.ThresholdTable.cost_ns`.
         fixed_tau: instead of choosing; the ablation.
         hot_from: utilities of each layer [L] from which on a miss is loaded and awaited instead; None: no miss is.
+        loads_misses: balance the link against the CPU, too; without effect where tau is fixed.
         max_admissions: see `PlacementPolicy`.
     """
 
@@ -38,6 +42,7 @@ class Balanced(PlacementPolicy):
         fixed_tau: int | None = None,
         hot_from: Sequence[int] | None = None,
         max_admissions: int = 0,
+        loads_misses: bool = False,
     ) -> None:
         self._signal = signal
         self._device_ns: list[list[int]] = times.device_ns.tolist()
@@ -45,7 +50,9 @@ class Balanced(PlacementPolicy):
         self._base_ns: list[tuple[int, int]] = list(
             zip(times.device_base_ns.tolist(), times.cpu_base_ns.tolist(), strict=True)
         )
+        self._copy_ns: list[int] = times.copy_ns.tolist()
         self._objective = objective
+        self._loads_misses = loads_misses and fixed_tau is None
         self._fixed_tau = fixed_tau
         self._hot_from = hot_from
         self._is_prefill = False
@@ -66,7 +73,32 @@ class Balanced(PlacementPolicy):
             landed = {one: landed.get(one, False) or states[one] >= hot_from for one in asked.experts}
             asked = asked._replace(landed=landed)
         tau = self._threshold(asked, states) if self._fixed_tau is None else self._fixed_tau
-        return [one for one in asked.experts if not landed.get(one, False) or states[one] < tau]
+        part = [one for one in asked.experts if not landed.get(one, False) or states[one] < tau]
+        if self._loads_misses and not any(landed.get(one, False) for one in part):
+            loaded = self._worth_loading(asked, states, len(part))
+            part = [one for one in part if one not in loaded]
+        return part
+
+    def _worth_loading(self, asked: Asked, states: Sequence[int], on_cpu: int) -> set[int]:
+        """Experts without a place that are loaded rather than run on the CPU. What is on its way is none of them: how
+        long that still takes is not known to a decision."""
+        layer, landed = asked.layer, asked.landed
+        device_ns, cpu_ns = self._device_ns[layer], self._cpu_ns[layer]
+        most = len(device_ns) - 1
+        served = {one: min(tokens, most) for one, tokens in zip(asked.experts, asked.tokens, strict=True)}
+        here = [device_ns[tokens] for one, tokens in served.items() if landed.get(one, False)]
+        device, cpu = sum(here), sum(cpu_ns[tokens] for one, tokens in served.items() if not landed.get(one, False))
+        best_ns = self._cost_ns(layer, (device, len(here)), (cpu, on_cpu))
+        absent = [one for one in asked.experts if one not in landed]
+        absent.sort(key=lambda one: (-states[one], -served[one]))
+        for number, one in enumerate(absent, 1):
+            device += self._copy_ns[layer] + device_ns[served[one]]
+            cpu -= cpu_ns[served[one]]
+            cost_ns = self._cost_ns(layer, (device, len(here) + number), (cpu, on_cpu - number))
+            if cost_ns >= best_ns:
+                return set(absent[: number - 1])
+            best_ns = cost_ns
+        return set(absent)
 
     def _threshold(self, asked: Asked, states: Sequence[int]) -> int:
         """The tau 0..top+1 at which the layer ends soonest, or both sides are nearest."""
@@ -122,4 +154,5 @@ def make_balanced(settings: PlacementSettings) -> Balanced:
         settings.fixed_tau,
         settings.hot_from,
         settings.max_admissions,
+        settings.loads_misses,
     )

@@ -138,9 +138,9 @@ class CpuConfig(BaseModel):
     admissions: int = Field(default=2, ge=0)
     """At most so many experts that ran on the CPU are on their way to the device at once, behind all other loads.
     0: such experts never enter the cache by themselves."""
-    hot_misses: Literal["cpu", "load"] = "cpu"
+    hot_misses: Literal["cpu", "load", "balance"] = "cpu"
     """For `balanced`: whether what has not landed always runs on the CPU, or is loaded and awaited where its utility
-    reaches the threshold of `utility.loads`."""
+    reaches the threshold of `utility.loads`; or, with `balance`, as far as that lets the layer end sooner."""
     threads: int = Field(default=1, gt=0)
     """Of the live engine's CPU side, beside the thread that drives the device."""
 

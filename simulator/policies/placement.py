@@ -34,7 +34,7 @@ class PlacementSettings:
         max_tokens: of `FewTokensOnCpu`.
         max_admissions: of the policies that send misses to the CPU: at most so many of these experts are on their
             way to the device at once; 0 for none ever.
-        signal, times, objective, fixed_tau, hot_from: of `balanced.Balanced`.
+        signal, times, objective, fixed_tau, hot_from, loads_misses: of `balanced.Balanced`.
     """
 
     max_tokens: int = 1
@@ -44,6 +44,7 @@ class PlacementSettings:
     objective: Objective = "longest"
     fixed_tau: int | None = None
     hot_from: Sequence[int] | None = None
+    loads_misses: bool = False
 
 
 class PlacementPolicy:

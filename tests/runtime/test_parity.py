@@ -145,6 +145,10 @@ SPECULATIVE = {
         "utility": {"loads": "always", "signal": "recency"},
         "cpu": {"policy": "balanced", "hot_misses": "load"},
     },
+    "misses balanced with the link": {
+        "utility": {"loads": "drafting"},
+        "cpu": {"policy": "balanced", "hot_misses": "balance"},
+    },
     "joined with predictions": {
         "utility": {"loads": "always", "tau": 1},
         "prefetch": {"source": "quasi-hidden", "max_experts": 1},

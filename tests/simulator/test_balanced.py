@@ -61,6 +61,34 @@ def test_split_is_the_best_of_all_thresholds_and_misses_are_always_on_the_cpu(ob
     assert len(taus) >= 4
 
 
+def test_as_many_misses_are_loaded_as_let_the_layer_end_sooner() -> None:
+    source = random.Random(1)
+    loaded = set()
+    for _ in range(300):
+        signal = Told(1, 16)
+        signal.states[0] = [source.randrange(6) for _ in range(16)]
+        cpu = [0] + [60 + source.randint(0, 10) * n for n in range(1, 10)]
+        device = [0] + [5 + n for n in range(1, 10)]  # copies take 100
+        experts = source.sample(range(16), source.randint(1, 12))
+        tokens = [source.randint(1, 12) for _ in experts]
+        landed = {expert: source.random() < 0.7 for expert in experts if source.random() < 0.3}
+        asked = Asked(0, experts, tokens, landed)
+        part = Balanced(signal, times_of(device, cpu), loads_misses=True).cpu_part(asked)
+        served = dict(zip(experts, (min(count, 9) for count in tokens), strict=True))
+        absent = sorted((e for e in experts if e not in landed), key=lambda e: (-signal.states[0, e], -served[e]))
+        costs = []
+        for number in range(len(absent) + 1):
+            here = [e for e in experts if landed.get(e, False)] + absent[:number]
+            rest = [e for e in experts if e not in here]
+            costs.append(max(100 * number + sum(device[served[e]] for e in here), sum(cpu[served[e]] for e in rest)))
+        best = costs.index(min(costs))
+        assert part == [e for e in experts if not landed.get(e, False) and e not in absent[:best]]
+        loaded.add(best)
+        fixed = Balanced(signal, times_of(device, cpu), fixed_tau=1, loads_misses=True).cpu_part(asked)
+        assert set(absent) <= set(fixed), "without the balancer misses are on the CPU"
+    assert len(loaded) >= 4
+
+
 def test_a_replay_is_faster_than_with_misses_alone_where_the_device_is_the_slower_side() -> None:
     """A device that needs twice as long per expert as the cores: the balance moves cold residents to the CPU."""
     shape = make_shape(layers=3, experts=32, top_k=4, expert_bytes=10_000)

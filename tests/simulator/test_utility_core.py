@@ -83,6 +83,7 @@ class Watching(CheckingDriver):
         {"loads": "drafting"},
         {"scope": "layer"},
         {"cpu": {"policy": "balanced", "hot_misses": "load"}},
+        {"cpu": {"policy": "balanced", "hot_misses": "balance"}},
         {"cpu": {"policy": "none"}, "source": "quasi-hidden"},
         {"source": "quasi-hidden", "tau": 2},
         {"signal": "recency", "objective": "difference"},
