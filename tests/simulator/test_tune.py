@@ -29,7 +29,7 @@ SLOW_LINK = make_hardware(bytes_per_s=1e9, latency_ns=137, issue_ns=53, wakeup_n
 
 
 def skewed_trace(**fields: Any) -> Trace:
-    return mixed_trace(make_shape(layers=4), seed=8, sequences=6, decode=30, **fields)
+    return mixed_trace(make_shape(layers=4), seed=8, sequences=6, decode=12, **fields)
 
 
 def test_last_third_of_the_sequences_is_held_out_whole() -> None:
