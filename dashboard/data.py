@@ -136,12 +136,16 @@ class Workspace:
         self._cache: dict[Path, tuple[Stamp, Any, str]] = {}
         self._lock = threading.Lock()
 
-    def read(self) -> Snapshot:
-        """The folder as it is now. Files that cannot be read become lines of `problems`."""
-        with self._lock:
-            return self._read()
+    def read(self, *, runs: bool = True) -> Snapshot:
+        """The folder as it is now. Files that cannot be read become lines of `problems`.
 
-    def _read(self) -> Snapshot:
+        Args:
+            runs: whether runs are wanted; their timelines are the largest part of a folder.
+        """
+        with self._lock:
+            return self._read(runs)
+
+    def _read(self, with_runs: bool) -> Snapshot:
         problems: list[str] = []
         try:
             names = sorted(path.name for path in self.folder.iterdir())
@@ -158,7 +162,8 @@ class Workspace:
             ]
             return [item for item in loaded if item is not None]
 
-        runs = load((path for path in paths if path.name.endswith(RUN_SUFFIX)), load_run, spans_path)
+        summaries = [path for path in paths if with_runs and path.name.endswith(RUN_SUFFIX)]
+        runs = load(summaries, load_run, spans_path)
         traces = load(_first(TRACE_NAME, _trace_paths(paths)), load_trace, partial_path)
         settings = load((path for path in paths if path.suffix == ".toml"), load_settings)
         records = load((path for path in paths if _may_be_record(path.name)), load_record)

@@ -7,6 +7,8 @@ import plotly.graph_objects as go
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 """Okabe and Ito's colours, which people with any common colour blindness can tell apart; grey in black's place."""
+BROWN = "#6B4A1F"
+"""Of a ninth thing beside these; darker than all of them."""
 
 CONCEPT_COLOURS = {
     "predicted": SKY,
@@ -21,7 +23,7 @@ CONCEPT_COLOURS = {
     "predict": SKY,
     "utility load": PURPLE,
     "drafting": PURPLE,
-    "decide": YELLOW,
+    "decide": BROWN,
     "overhead": GREY,
     "unexplained": "#444444",
 }

@@ -135,7 +135,7 @@ def _work(folder: Path) -> Callable[..., Any]:
     def work(report: jobs.Report, *values: Any) -> tuple[Any, list[dict[str, str]]]:
         wanted = Wanted(*values)
         report(0, 1, f"exporting to {wanted.target}, and predicting its speed")
-        snapshot = Workspace(folder).read()
+        snapshot = Workspace(folder).read(runs=False)
         try:
             made = make_export(snapshot, wanted)
         except StudioError as error:

@@ -37,7 +37,7 @@ from simulator.tune import TuneOptions, tune
 from simulator.tune_goal import OBJECTIVES
 from trace_capture.errors import ConfigError, StudioError
 
-_NAMES = ("trace", "hardware", "budget", "objective", "trials")
+_NAMES = ("trace", "hardware", "budget", "objective", "trials", "pools", "drafts")
 _CONTROLS = {name: (f"tune-{name}", "value") for name in _NAMES}
 _OBJECTIVES = {
     "tpot": "time per output token",
@@ -45,6 +45,8 @@ _OBJECTIVES = {
     "throughput": "throughput, prompts included",
     "memory": "least device memory that is fast enough",
 }
+_POOLS = {"layer": "slots of each layer's own", "both": "also one pool for all layers"}
+_MOST_DRAFTS = 16
 _COLUMNS = (
     parts.number_column("place", "rank", 0) | {"width": 90},
     parts.number_column("tpot_ms", "time per token (ms)", 3) | {"width": 130},
@@ -155,17 +157,20 @@ def _work(folder: Path, study: Path) -> Callable[..., Any]:
     """The job for a folder. The study keeps what was simulated, so that a search that was stopped goes on."""
 
     def search(report: jobs.Report, trace: str | None, hardware: str | None, budget: Any, *rest: Any) -> Any:
-        snapshot = Workspace(folder).read()
+        snapshot = Workspace(folder).read(runs=False)
         named, machine = snapshot.named_trace(trace), machine_named(snapshot, hardware)
         if named is None or machine is None:
             raise ConfigError(NO_TRACE if named is None else f"there is no machine '{hardware}'; choose one")
-        pace, (objective, trials) = Pace(), rest
+        pace, (objective, trials, pools, drafts) = Pace(), rest
         result = tune(
             named.trace,
             machine,
             budget_bytes=budget_bytes(named.trace.shape, float(budget or 0)),
             device=DeviceConfig.for_machine(machine),
-            options=TuneOptions(objective=objective, trials=int(trials or 0), study=study),
+            scopes=("layer", "global") if pools == "both" else ("layer",),
+            options=TuneOptions(
+                objective=objective, trials=int(trials or 0), study=study, drafts=int(drafts) if drafts else None
+            ),
             progress=lambda done, total: report(done, total, pace.text(done, total, time.monotonic())),
         )
         where = {"folder": str(folder), "trace": named.name, "hardware": machine.name}
@@ -213,10 +218,32 @@ def _controls(snapshot: Snapshot, query: Query) -> Any:
     return html.Div(
         [
             dmc.SimpleGrid(pickers, cols={"base": 1, "sm": 2}),
-            dmc.SimpleGrid([budget, objective, trials], cols={"base": 1, "sm": 3}, mt="sm"),
+            dmc.SimpleGrid([budget, objective, trials], cols={"base": 1, "sm": 3}, my="sm"),
+            dmc.SimpleGrid(_wider(query, number), cols={"base": 1, "sm": 2}, my="sm"),
             parts.note("", "tune-budget-note"),
         ]
     )
+
+
+def _wider(query: Query, number: dict[str, Any]) -> list[Any]:
+    """Controls of what is searched besides."""
+    pools = dmc.Select(
+        id="tune-pools",
+        label="Split of the memory",
+        data=[{"value": name, "label": label} for name, label in _POOLS.items()],
+        value=one_of(query.get("pools"), tuple(_POOLS)),
+        allowDeselect=False,
+    )
+    drafts = dmc.NumberInput(
+        id="tune-drafts",
+        label="Try up to so many drafts per pass (0: passes as captured)",
+        value=min(_MOST_DRAFTS, whole_number(query.get("drafts"), 0)),
+        min=0,
+        max=_MOST_DRAFTS,
+        allowDecimal=False,
+        **number,
+    )
+    return [pools, drafts]
 
 
 def _start(snapshot: Snapshot) -> list[Any]:

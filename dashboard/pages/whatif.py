@@ -34,6 +34,7 @@ TRACE = "whatif-trace"
 NO_TRACE = "There is no trace in this folder. Drop one on the Overview page, or make one with 'moe-studio capture'."
 _PICKERS = ("hardware", "gpu", "link", "host", "weights", "context", "strategy", "prefetch", "cpu_experts")
 _VALUES = {name: (f"whatif-{name}", "value") for name in (*_PICKERS, *SLIDERS)}
+_MARKS = (0, 0.25, 0.5, 0.75, 1)
 _COLUMNS = (
     {"field": "setup", "headerName": "set-up", "flex": 2, "minWidth": 240, "tooltipField": "setup"},
     parts.number_column("tpot_ms", "time per token (ms)", 3),
@@ -67,7 +68,7 @@ def layout(snapshot: Snapshot, query: Query) -> Any:
             parts.section(
                 "Machine and strategy",
                 dmc.SimpleGrid(pickers, cols={"base": 1, "xs": 2, "md": 3}),
-                dmc.SimpleGrid(_sliders(query), cols={"base": 1, "md": 3}),
+                dmc.SimpleGrid(_sliders(query), cols={"base": 1, "md": 3}, mt="md"),
                 controls=buttons,
             ),
             jobs.progress_panel("whatif"),
@@ -133,7 +134,7 @@ def _work(folder: Path) -> Callable[..., Any]:
 
     def work(report: jobs.Report, trace_name: str | None, pins: str, scheme: str | None, *rest: Any) -> Any:
         *values, known = rest
-        snapshot = Workspace(folder).read()
+        snapshot = Workspace(folder).read(runs=False)
         named = snapshot.named_trace(trace_name)
         dark = scheme == "dark"
         if named is None:
@@ -180,6 +181,9 @@ def _sliders(query: Query) -> list[Any]:
                     max=high,
                     step=step,
                     value=_number(query.get(name), SLIDER_DEFAULTS[name], low, high),
+                    marks=[
+                        {"value": place, "label": f"{place:g}"} for place in (low + q * (high - low) for q in _MARKS)
+                    ],
                     updatemode="mouseup",
                     thumbLabel=label,
                 ),

@@ -14,7 +14,7 @@ from dashboard.texts import format_ms
 from dashboard.tune_view import budget_bytes
 from simulator.config_file import load_config
 from simulator.policies.config import DeviceConfig
-from simulator.tune import tune
+from simulator.tune import TuneOptions, tune
 from trace_capture.hardware import HardwareProfile
 from trace_capture.trace import Trace
 
@@ -77,6 +77,21 @@ def test_what_is_found_is_what_the_library_finds(visit, serving, inside: Path, s
         value.wait_for()
         assert page.locator("#tune-budget").input_value() == "40"
         page.get_by_label("Save as").fill("more.toml")
+
+
+def test_one_pool_and_drafts_are_tried_where_asked_for(visit, serving, inside: Path) -> None:
+    trace, machine = Trace.load(inside / "trace.parquet"), HardwareProfile.load(inside / "hardware.toml")
+    asked = {"device": DeviceConfig.for_machine(machine), "options": TuneOptions(trials=8, drafts=2)}
+    expected = tune(trace, machine, budget_bytes=budget_bytes(trace.shape, 40), scopes=("layer", "global"), **asked)
+    assert expected.config.cache.scope == "global"
+    place = "tune?budget=40&trials=8&pools=both&drafts=2"
+    with serving(inside) as address, visit(f"{address}/{place}", "#tune-start") as page:
+        page.get_by_role("button", name="Start").click()
+        page.locator("#tune-chosen").wait_for()
+        assert page.locator("#tune-chosen").inner_text() == expected.config.title
+        assert f"of {len(expected.candidates)} configurations" in page.locator("#tune-view").inner_text()
+        page.wait_for_selector("#tune-slots .annotation-text", state="attached")
+        assert "All layers share one pool" in page.locator("#tune-slots .annotation-text").text_content()
 
 
 def test_a_search_tells_how_long_it_takes_and_stops(visit, serving, inside: Path) -> None:

@@ -36,6 +36,13 @@ def test_everything_is_found(folder: Path, trace: Trace) -> None:
     assert snapshot.run("../tuned-measured") is None and snapshot.run(None) is None
 
 
+def test_runs_stay_closed_where_they_are_not_wanted(copy: Path) -> None:
+    (copy / "tuned-measured.run.json").write_text("{", encoding="utf-8")
+    snapshot = Workspace(copy).read(runs=False)
+    assert snapshot.runs == () and snapshot.problems == ()
+    assert snapshot.trace is not None and snapshot.hardware is not None and snapshot.tuned is not None
+
+
 def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(StudioError, match="moe-studio demo"):
         Workspace(tmp_path / "absent")

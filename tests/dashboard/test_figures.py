@@ -10,7 +10,9 @@ import pytest
 
 from dashboard import figures, timeline_figure, views
 from dashboard.data import NamedRun, Workspace
+from dashboard.theme import colour_of
 from dashboard.timeline_view import timeline
+from simulator.cost_model import TERMS
 from trace_capture.run import Run
 from trace_capture.trace import Trace
 
@@ -23,6 +25,10 @@ def axis_titles(figure: go.Figure) -> tuple[str, str]:
 
 def trace_named(figure: go.Figure, name: str) -> go.Bar:
     return next(item for item in figure.data if item.name == name)
+
+
+def test_no_two_terms_of_a_token_have_one_colour() -> None:
+    assert len({colour_of(term) for term in TERMS}) == len(TERMS)
 
 
 def test_predicted_against_measured_draws_the_numbers_of_the_runs(folder: Path) -> None:
