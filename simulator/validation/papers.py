@@ -1,7 +1,8 @@
-"""The simulator against what the papers measured: Speculating Experts (arXiv 2603.19289) and a reproduction of it.
+"""The simulator against what the papers measured: Speculating Experts (arXiv 2603.19289), a reproduction of it, and
+MoE-SpAc (arXiv 2603.09983; in `papers_spac`).
 
-One number is fitted, to the on-demand rows: the idle time that a layer's copies cost beside moving bytes. Everything
-else comes from the hardware profile, and prefetch is then predicted without another fit.
+For the first one number is fitted, to the on-demand rows: the idle time that a layer's copies cost beside moving bytes.
+Everything else comes from the hardware profile, and prefetch is then predicted without another fit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.replay import simulate
+from simulator.validation.paper_rows import REUSE_RATIO, SKEW, PaperRow
+from simulator.validation.papers_spac import speculative_rows
 from trace_capture.hardware import HardwareProfile, Quantity
 from trace_capture.known_shapes import known_shape
 from trace_capture.machine_parts import compose_profile
@@ -35,40 +38,6 @@ PREFETCH_MS = {"1K": 144.4, "4K": 145.7, "16K": 145.7, "64K": 146.0}
 NEW_TOKENS = 32
 A6000_BYTES_PER_S = 25.7e9
 A100_BYTES_PER_S = 26.8e9
-REUSE_RATIO = 4.125 / 8
-"""Experts that consecutive tokens share, Qwen3-30B-A3B-Base on WikiText-2: 4.07 to 4.18 of 8."""
-SKEW = 0.65
-"""Zipf exponent with which the hottest 32 of 128 experts take 65 % of a layer's look-ups, as recorded for
-Qwen3-30B-A3B (doramirdor/mbolt, layer 10)."""
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """One figure of a paper beside the simulator's.
-
-    Attributes:
-        id: as in the project's list of outcomes to reproduce.
-        scenario: what was run.
-        unit: of the three numbers.
-        predicted, measured: the figures; of a published range, `measured` is its middle.
-        tolerance: largest difference that passes.
-        soft: whether what the paper measured is partly inferred, so that a miss says little.
-        details: further figures behind the row.
-    """
-
-    id: str
-    scenario: str
-    unit: str
-    predicted: float
-    measured: float
-    tolerance: float
-    soft: bool = False
-    details: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the difference is within the tolerance."""
-        return abs(self.predicted - self.measured) <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -108,7 +77,7 @@ def validate_papers(progress: Progress | None = None) -> PapersValidation:
     Args:
         progress: called with (steps done, steps in all).
     """
-    steps = 3
+    steps = 4
     report = progress or (lambda done, total: None)
     report(0, steps)
     rows, idle_ns, notes = _speculating_experts()
@@ -117,6 +86,9 @@ def validate_papers(progress: Progress | None = None) -> PapersValidation:
     report(2, steps)
     rows += _reproduction()
     report(3, steps)
+    speculative, more = speculative_rows()
+    report(4, steps)
+    rows, notes = rows + speculative, notes + more
     return PapersValidation(tuple(rows), idle_ns / 1e3, tuple(notes), _SKIPPED)
 
 
@@ -215,9 +187,6 @@ def _reproduction() -> list[PaperRow]:
 _SKIPPED = (
     ("V7-GH200", "Qwen3-235B-A22B does not fit the printed 230 GB, so what crossed the link per token is unknown"),
     ("V9", "how many experts the joint policy foresaw, which decides how much is hidden, is not known here"),
-    ("V10", "needs speculative decoding with the utility policy on captured routing"),
-    ("V11", "needs speculative decoding and the CPU that was used, which was not published"),
-    ("V12", "needs speculative decoding with the utility policy on captured routing"),
 )
 """Figures that are not predicted yet, or cannot be."""
 
@@ -269,8 +238,9 @@ def markdown(result: PapersValidation) -> str:
         "# Simulated against published figures",
         "",
         f"Made by `{COMMAND}`.",
-        "Measured: Speculating Experts (arXiv 2603.19289, figures 7 and 8) and chenjiaj109550158/moe_subset (V8), both",
-        "as others wrote them down. Soft rows rest on measurements whose attribution is inferred.",
+        "Measured: Speculating Experts (arXiv 2603.19289, figures 7 and 8), chenjiaj109550158/moe_subset (V8) and",
+        "MoE-SpAc (arXiv 2603.09983, V10 to V12), all as others wrote them down. Soft rows rest on measurements whose",
+        "attribution or conditions are inferred.",
         "",
         "| id | scenario | predicted | measured | tolerance | ok |",
         "|---|---|---:|---:|---:|---|",

@@ -18,6 +18,7 @@ from simulator.validation.papers import (
     validate_papers,
     with_idle,
 )
+from simulator.validation.papers_spac import RATES
 from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace
 from trace_capture.trace import Phase
 
@@ -35,7 +36,8 @@ def test_every_row_whose_measurement_is_sure_is_within_its_tolerance(result: Pap
     wanted = [f"V{number}-{name}" for number in (1, 2, 3, 5) for name in ON_DEMAND_MS]
     assert {*wanted, "V4", "V6", "V7", "V8", "V14"} <= by_id.keys()
     assert [row for row in result.rows if not row.ok and not row.soft] == []
-    assert {row.id for row in result.rows if row.soft} == {"V6", "V7", "V8-bytes"}
+    inferred = {"V10", "V10-CPU", "V10-SD", "V10-plain", "V10-HybriMoE", "V12"}
+    assert {row.id for row in result.rows if row.soft} == {"V6", "V7", "V8-bytes", *inferred}
     for name, measured in PREFETCH_MS.items():
         assert by_id[f"V2-{name}"].measured == measured
         assert by_id[f"V2-{name}"].tolerance == pytest.approx(0.02 * measured)
@@ -49,6 +51,16 @@ def test_the_fit_is_to_on_demand_alone(result: PapersValidation) -> None:
     assert fmean(predicted[f"V1-{name}"] for name in ON_DEMAND_MS) == pytest.approx(fmean(ON_DEMAND_MS.values()), 1e-5)
     assert fmean(predicted[f"V2-{name}"] for name in PREFETCH_MS) != pytest.approx(fmean(PREFETCH_MS.values()), 1e-4)
     assert 20 < result.idle_us_per_layer < 120
+
+
+def test_what_moe_spac_gains_comes_out_of_a_fit_to_its_baselines_alone(result: PapersValidation) -> None:
+    by_id = {row.id: row for row in result.rows}
+    full = by_id["V10"].predicted
+    assert full * by_id["V10-plain"].predicted == pytest.approx(RATES["plain"], 0.02), "the CPU's rate is fitted to it"
+    assert full * by_id["V10-SD"].predicted == pytest.approx(RATES["SD"], 0.03), "the acceptance is fitted to it"
+    assert all(by_id[name].ok for name in ("V10", "V10-SD", "V10-plain", "V12"))
+    assert by_id["V10-CPU"].predicted < 0.9 * full, "without the link's share of the misses little is gained"
+    assert by_id["V10-SD"].measured == pytest.approx(0.705, abs=5e-4)
 
 
 def test_idle_time_adds_to_every_copy_of_a_layer() -> None:
