@@ -7,13 +7,14 @@ is gone, and the other three. Everything else of a configuration stays, its memo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.errors import unknown_name
 from trace_capture.errors import ConfigError
-from trace_capture.rewindow import rewindow
-from trace_capture.trace import Phase, Trace
+
+if TYPE_CHECKING:  # the help of commands lists the names and needs nothing else
+    from simulator.policies.config import OffloadConfig
+    from trace_capture.trace import Trace
 
 NO_DRAFTS = "drafts"
 
@@ -65,6 +66,8 @@ def ablated(config: OffloadConfig, names: Iterable[str]) -> OffloadConfig:
     Raises:
         ConfigError: a name is unknown, or the configuration has no such part.
     """
+    from simulator.policies.config import parse_config
+
     raw = config.model_dump(exclude_none=True)
     for name in names:
         if name not in ABLATIONS:
@@ -85,6 +88,9 @@ def ablated_trace(trace: Trace, names: Iterable[str]) -> Trace:
     Raises:
         ConfigError: the trace has no drafts that could be left out.
     """
+    from trace_capture.rewindow import rewindow
+    from trace_capture.trace import Phase
+
     if NO_DRAFTS not in names:
         return trace
     if not (trace.phase == Phase.VERIFY).any():

@@ -8,8 +8,9 @@ every row is predicted and run on the same tokens. Takes some ten minutes; wants
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def live(profile: Path | None, max_new_tokens: int, repeats: int) -> None:
             workload = Workload(trace, prompts, max_new_tokens, sampling, drafting=how)
             rows = [row for row in strategies(full) if row.drafts == drafts]
             candidates = [(row.config, hardware) for row in rows]
-            compared = predict_and_measure(loaded, workload, candidates, repeats=repeats)
+            compared = predict_and_measure(loaded, workload, candidates, repeats=repeats, step=announce)
             found |= {row.name: one for row, one in zip(rows, compared, strict=True)}
     print("live on the emulated device    ms/token  of full  predicted   error  at the machine's speed")
     full_ms = found[FULL].run_tpot_ms
@@ -127,6 +128,12 @@ def live(profile: Path | None, max_new_tokens: int, repeats: int) -> None:
         times = f"{one.run_tpot_ms:8.2f} {one.run_tpot_ms / full_ms:7.2f}x"
         print(f"{name:30s} {times} {one.predicted.metrics.tpot_ms:10.2f} {errors} (slowed {one.slowdown.mean():.2f}x)")
     say_aims({name: one.run_tpot_ms for name, one in found.items()})
+
+
+def announce(title: str) -> Callable[[int, int], None]:
+    """Say which run begins."""
+    print(f"  {title}", file=sys.stderr, flush=True)
+    return lambda done, total: None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -96,6 +96,8 @@ def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path
     assert runs[0]["cpu_runs"] == 0 < runs[1]["cpu_runs"]
     assert_refused(studio("simulate", trace, "--cpu-layers", "few"), "--cpu-layers", "a number of layers, or 'all'")
     assert_refused(studio("simulate", trace, "--cpu-experts", "mises"), "did you mean 'misses'")
+    assert_refused(studio("simulate", trace, "--ablate", "cpu"), "no such part")
+    assert_refused(studio("run", "--ablate", "drafts"), "nothing is drafted")
 
 
 def test_run_from_streamed_experts_writes_the_same_text(model_folder: Path) -> None:
