@@ -114,7 +114,8 @@ def tune(
 
     First a grid: every split of the budget (even, integer program, one pool) with every cache policy and every prefetch
     source the trace has predictions for. Where the machine's profile knows what experts cost on the CPU, the best of
-    them are tried again with misses on the CPU, and so are whole layers there with the budget for the others. Then
+    them are tried again with misses on the CPU, and so are whole layers there with the budget for the others; not
+    where an emulated device is the CPU itself, which could then only win. Then
     Optuna proposes `options.trials` more from a wider space (`simulator.tune_space`), starting from the grid's results,
     so that more trials never do worse on the training part. The winner is confirmed on the held-out part: it must beat
     the grid's best and plain LRU there, or gives way to them. A choice of up to four on held-out tokens favours the

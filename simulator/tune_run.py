@@ -31,6 +31,10 @@ from trace_capture.statistics import GENERATING, lru_hit_curve
 from trace_capture.trace import Trace
 from trace_capture.versions import software_versions
 
+_NO_CPU = (
+    "experts on the CPU were not tried: the emulated device is this CPU itself, so that they would cost nothing more "
+    "than on the device; 'calibrate --copy-to-cpu RATIO' paces them"
+)
 _SHARES = (2, 4, 6)
 """Eighths of the budget that the best configuration is also replayed with, for the front."""
 
@@ -75,7 +79,7 @@ class Tuning:
 
     def run(self) -> TuneResult:
         """Grid, search, smaller budgets, confirmation."""
-        has_cpu = self.costs.is_measured or self.hardware.host is not None
+        has_cpu = (self.costs.is_measured or self.hardware.host is not None) and not self._device_is_the_cpu
         space = self._space(has_cpu)
         first = self._grid(has_cpu)
         grid_best = self.candidates[0]
@@ -98,6 +102,12 @@ class Tuning:
         finalists = self._confirm(grid_best)
         ranked = sorted(self.candidates, key=self._rank)
         return verdict(self.trace, self.hardware, self.goal, ranked, finalists, self.split, self.options.trials)
+
+    @property
+    def _device_is_the_cpu(self) -> bool:
+        """Whether the CPU of an emulated device is the device itself, as fast, and reached without a link."""
+        measured = self.hardware.measured
+        return self.hardware.emulated and self.costs.is_measured and measured is not None and not measured.cpu_paced_ns
 
     def _grid(self, has_cpu: bool) -> list[tuple[Choices, Candidate]]:
         """Replay the grid; what a study calls each configuration, the best first."""
@@ -205,7 +215,8 @@ class Tuning:
         if self.options.objective == "memory":
             tpot_ms = figures_of(ranked[-1][1], self.trace.shape).tpot_ms
             goal = replace(goal, limit_ms=(1 + self.options.slowdown_ratio) * tpot_ms)
-        return Finalists(baseline, tuple(ranked), goal, runner_up)
+        notes = [_NO_CPU] if self._device_is_the_cpu else []
+        return Finalists(baseline, tuple(ranked), goal, runner_up, notes)
 
     def _held_out(self, config: OffloadConfig, gamma: int | None, *, counts: bool = True) -> Run:
         self.steps.check()

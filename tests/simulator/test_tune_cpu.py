@@ -43,6 +43,15 @@ def test_candidates_with_the_cpu_need_a_profile_that_knows_its_cost() -> None:
     assert not any(candidate.config.cpu.is_used for candidate in foreign.candidates)
 
 
+def test_an_emulated_device_has_a_cpu_of_its_own_where_that_is_paced() -> None:
+    for paced_ns, has_cpu in ((0.0, False), (450.0, True)):
+        costs = make_measured().model_copy(update={"cpu_experts_ns": (700.0,), "cpu_paced_ns": paced_ns})
+        emulated = make_hardware(bytes_per_s=1e9, measured=costs).model_copy(update={"emulated": True})
+        found = tune(skewed_trace(), emulated, budget_bytes=24_000)
+        assert any(candidate.config.cpu.is_used for candidate in found.candidates) == has_cpu
+        assert any("experts on the CPU were not tried" in note for note in found.notes) != has_cpu
+
+
 def test_layers_go_to_the_cpu_until_the_others_fit() -> None:
     trace = skewed_trace()
     named = with_cpu_layers(trace, 40_000, DeviceConfig())
