@@ -127,6 +127,8 @@ def live(profile: Path | None, max_new_tokens: int, repeats: int) -> None:
         errors = f"{100 * one.run_error_ratio:+6.1f}% {100 * one.error_ratio:+6.1f}%"
         times = f"{one.run_tpot_ms:8.2f} {one.run_tpot_ms / full_ms:7.2f}x"
         print(f"{name:30s} {times} {one.predicted.metrics.tpot_ms:10.2f} {errors} (slowed {one.slowdown.mean():.2f}x)")
+    band = found[FULL].predicted.info.error_band
+    print(f"measured is expected at {band.text()} of predictions" if band else "these predictions have no band")
     say_aims({name: one.run_tpot_ms for name, one in found.items()})
 
 
