@@ -17,6 +17,7 @@ from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.utility_core import UtilityCore
 from tests.runtime.test_speculative import GAMMA, PROMPT, _Bytes, half_right
 from trace_capture.hardware import HardwareProfile
+from trace_capture.machine_parts import with_quantities
 
 
 def full(**changes: object) -> OffloadConfig:
@@ -30,6 +31,7 @@ def full(**changes: object) -> OffloadConfig:
 
 
 MACHINE = HardwareProfile.load(Path("rtx4090-pcie4x16"))
+SLOW_COPIES = with_quantities(MACHINE, {"link.latency_ns": 60_000.0}, "so that not all misses are worth a copy")
 
 
 def test_greedy_output_is_that_of_the_untouched_model(any_model: torch.nn.Module, device: str) -> None:
@@ -46,8 +48,9 @@ def check_output(any_model: torch.nn.Module, device: str, misses: str) -> None:
     ids = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9]], device=device)
     plain = loaded.generate(ids, 24, GREEDY, 0)
     drafting = Drafting("draft", GAMMA, half_right(any_model))
+    machine = SLOW_COPIES if misses == "balance" else MACHINE
     with (
-        offloaded(any_model, full(cpu={"policy": "balanced", "hot_misses": misses}), hardware=MACHINE) as engine,
+        offloaded(any_model, full(cpu={"policy": "balanced", "hot_misses": misses}), hardware=machine) as engine,
         watch_drafts(any_model, [engine]),
     ):
         assert loaded.generate(ids, 24, GREEDY, 0, drafting) == plain
