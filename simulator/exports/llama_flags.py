@@ -95,6 +95,10 @@ def placement_notes(source: ExportSource, split: LayerSplit) -> list[str]:
     notes = split_notes(source, split)
     if not split.is_exact and split.elsewhere and split.on_device:
         notes.append("each layer is asked equally often, so how many layers leave matters, and not which")
+    if source.draft is None and source.options.draft_model is not None:
+        notes.append("the draft model is left out: neither the configuration nor the trace drafts (tune --drafts N)")
+    if source.draft is not None and source.recorded_draft is None:
+        notes.append("the speed there is predicted without drafts: the configuration does not say how many are kept")
     if source.options.model_path is None:
         notes.append("MODEL.gguf stands for your file; --model-path writes it")
     return notes

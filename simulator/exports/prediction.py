@@ -96,7 +96,7 @@ def predict_target(source: ExportSource, mapped: OffloadConfig, engine_family: s
         return no_prediction("that needs a trace and a machine (--trace, --hardware)")
     if source.hardware.emulated:
         return no_prediction(f"{source.hardware.name} is emulated, which says nothing about another engine")
-    band = engine_band(engine_family, "speculative" if source.draft is not None else family)
+    band = engine_band(engine_family, "speculative" if source.recorded_draft is not None else family)
     if band is None:
         return Prediction(None, None, NOT_VALIDATED)
     try:

@@ -14,6 +14,7 @@ from trace_capture.errors import ConfigError, TraceError
 from trace_capture.expert_counts import ExpertCounts, popularity
 from trace_capture.hardware import HardwareProfile
 from trace_capture.model_shape import ModelShape
+from trace_capture.rewindow import KIND
 from trace_capture.statistics import Counts
 from trace_capture.trace import DraftSettings, Trace
 
@@ -132,6 +133,16 @@ class ExportSource:
 
     @property
     def draft(self) -> DraftSettings | None:
+        """How to draft: as many tokens per pass as the tuner found best, else as the trace was drafted, if it was."""
+        recorded, provenance = self.recorded_draft, self.config.provenance
+        if provenance is None or provenance.gamma is None:
+            return recorded
+        if not provenance.gamma:
+            return None
+        return (recorded or DraftSettings(kind=KIND, gamma=1)).model_copy(update={"gamma": provenance.gamma})
+
+    @property
+    def recorded_draft(self) -> DraftSettings | None:
         """How the trace was drafted, where it was decoded speculatively."""
         return None if self.trace is None else self.trace.info.draft
 

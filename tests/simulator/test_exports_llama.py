@@ -139,6 +139,24 @@ def test_drafts_of_the_trace_become_flags(target: str) -> None:
         assert given.spec_type == "ngram-simple:n_max=4"
 
 
+@pytest.mark.parametrize("target", ["llama.cpp", "ik_llama.cpp"])
+def test_drafts_that_the_tuner_chose_become_flags(target: str) -> None:
+    trace = skewed_trace(sparse_shape())
+    tuned = {"predicted_tpot_ms": 1.0, "predicted_hit_rate": 0.5, "trace_digest": trace.digest}
+    names = {"model": "toy", "hardware": "toy", "hardware_digest": "none"}
+    given = {}
+    for gamma in (None, 0, 3):
+        config = config_of({"budget_ratio": 0.5}, provenance=tuned | names | {"gamma": gamma})
+        done = exported(target, config, trace=trace, draft_model="d.gguf")
+        given[gamma] = parsed(done)
+        assert any("the draft model is left out" in note for note in done.notes) == (not gamma)
+        assert any("predicted without drafts" in note for note in done.notes) == bool(gamma)
+    assert given[None].model_draft is None and given[0].model_draft is None
+    assert given[3].model_draft == "d.gguf"
+    wanted = "draft-simple" if target == "llama.cpp" else "draft:n_max=3"
+    assert given[3].spec_type == wanted and (target != "llama.cpp" or given[3].spec_draft_n_max == 3)
+
+
 def test_preset_holds_the_flags_of_the_command() -> None:
     config = config_of(slots(8, 2, 2, 7, 2, 3), prefill={"micro_batch": 1024})
     done = exported("llama.cpp", config, context=4096, model_path="/m/q.gguf")
