@@ -1,13 +1,16 @@
-"""Makes the screenshots of the docs: every page of the dashboard, light and dark, at 1280 and 390 pixels.
+"""Makes screenshots of the dashboard's pages.
 
     python -m tests.dashboard.screenshots studio-demo screenshots
+    python -m tests.dashboard.screenshots studio-demo docs/dashboard --docs
 
-The first argument is a folder such as `moe-studio demo` fills, the second where the images go.
+The first argument is a folder such as `moe-studio demo` fills, the second where the images go: every page, light and
+dark, at 1280 and 390 pixels; or, with `--docs`, the pictures of `docs/dashboard.md`, one per page and small.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import threading
 from pathlib import Path
@@ -20,6 +23,28 @@ SCHEMES = ("light", "dark")
 WIDTHS = (1280, 390)
 SETTLE_MS = 400
 """Until figures have taken a new width."""
+PATIENCE_MS = 300_000
+DRAWN = {
+    "Overview": "#overview-comparison .barlayer .point",
+    "Routing": "#routing-load .heatmaplayer image",
+    "Timeline": "#timeline-figure .barlayer .point",
+    "What-if": "#whatif-figure .barlayer .point",
+    "Tune": "#tune-start",
+    "Export": "#export-command",
+    "Validation": "#validation-errors .scatterlayer .point",
+}
+"""Per page, what there is once it has drawn its figures."""
+ADDRESSES = {
+    "Routing": "layer=4",
+    "Timeline": "run=3-lru-cache-prefetch.measured",
+    "What-if": "strategy=lfu&pins=gamma=0~strategy=s3-fifo~prefetch=quasi-hidden",
+    "Tune": "trials=20&pools=layer",
+    "Export": "config=tuned.toml&target=llama.cpp&hardware=rtx4090-pcie4x16",
+    "Validation": "record=@published",
+}
+"""What the pictures of the docs show, as the pages' own addresses say it."""
+DOCS_HEIGHT = 1400
+DOCS_COLOURS = 96
 
 
 def shoot(page: Any, name: str, out: Path) -> list[Path]:
@@ -43,6 +68,22 @@ def shoot(page: Any, name: str, out: Path) -> list[Path]:
     return made
 
 
+def shoot_for_docs(page: Any, title: str, out: Path) -> Path:
+    """The upper part of an open page in few colours; a search is run first where the page has one."""
+    from PIL import Image
+
+    if title == "Tune":
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_selector("#tune-front .scatterlayer .point", state="attached", timeout=PATIENCE_MS)
+    height = min(DOCS_HEIGHT, page.evaluate("document.querySelector('#page').getBoundingClientRect().bottom"))
+    page.set_viewport_size({"width": WIDTHS[0], "height": int(height)})
+    page.wait_for_timeout(SETTLE_MS)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    path = out / f"{title.lower()}.png"
+    picture.quantize(DOCS_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path
+
+
 def main() -> None:
     """Serve the folder, visit every page, print the images."""
     from playwright.sync_api import sync_playwright
@@ -50,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--docs", action="store_true", help="the pictures of docs/dashboard.md")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     server = bind_server(asked.folder, port=0)
@@ -59,11 +101,13 @@ def main() -> None:
         chromium = driver.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         for place in PAGES:
             page = chromium.new_page(viewport={"width": WIDTHS[0], "height": 900}, color_scheme=SCHEMES[0])
-            page.goto(f"http://127.0.0.1:{server.port}{place.path}?theme={SCHEMES[0]}")
-            page.wait_for_selector("#page h1")
-            page.wait_for_load_state("networkidle")
-            for path in shoot(page, place.title.lower(), asked.out):
-                print(path)
+            shown = ADDRESSES.get(place.title, "") if asked.docs else ""
+            page.goto(f"http://127.0.0.1:{server.port}{place.path}?theme={SCHEMES[0]}&{shown}")
+            page.wait_for_selector(DRAWN[place.title], state="attached", timeout=PATIENCE_MS)
+            if asked.docs:
+                print(shoot_for_docs(page, place.title, asked.out))
+            else:
+                print(*shoot(page, place.title.lower(), asked.out), sep="\n")
             page.close()
         chromium.close()
     server.shutdown()

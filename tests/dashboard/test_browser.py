@@ -12,21 +12,12 @@ import pytest
 from dashboard.app import PAGES
 from dashboard.report import write_report
 from dashboard.texts import format_number
-from tests.dashboard.screenshots import shoot
+from tests.dashboard.screenshots import DRAWN, shoot
 from trace_capture.run import Run
 
 pytestmark = pytest.mark.browser
 
 Visit = Callable[..., object]
-DRAWN = {
-    "Overview": "#overview-comparison .barlayer .point",
-    "Routing": "#routing-load .heatmaplayer image",
-    "Timeline": "#timeline-figure .barlayer .point",
-    "Tune": "#tune-start",
-    "Export": "#export-command",
-    "Validation": "#validation-errors .scatterlayer .point",
-}
-"""Per page, what there is once it has drawn its figures."""
 
 
 def test_the_overview_shows_the_measured_numbers(visit, address: str, folder: Path) -> None:
@@ -57,7 +48,7 @@ def test_the_table_of_files_sorts_and_filters(visit, address: str, folder: Path)
 @pytest.mark.parametrize("title", [page.title for page in PAGES])
 def test_looks(visit, address: str, screenshots: Path, title: str) -> None:
     path = next(page.path for page in PAGES if page.title == title)
-    with visit(f"{address}{path}", DRAWN.get(title, "#page .js-plotly-plot, #page pre")) as page:
+    with visit(f"{address}{path}", DRAWN[title]) as page:
         assert page.locator("h1").inner_text() == title
         unnamed = "[...document.querySelectorAll('#page input, #page button, #page [role=slider]')].filter(e => "
         unnamed += "e.offsetParent && !(e.ariaLabel || e.labels?.length || e.innerText || e.title || "
