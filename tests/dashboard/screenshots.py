@@ -21,8 +21,17 @@ from dashboard.server import bind_server
 
 SCHEMES = ("light", "dark")
 WIDTHS = (1280, 390)
-SETTLE_MS = 400
-"""Until figures have taken a new width."""
+_SETTLED = """new Promise((done, fail) => {
+    const begin = performance.now();
+    const fits = figure => !figure.offsetParent ||
+        Math.abs(figure.querySelector('.main-svg')?.getBoundingClientRect().width - figure.clientWidth) < 2;
+    const look = () => {
+        if ([...document.querySelectorAll('.js-plotly-plot')].every(fits)) done();
+        else if (performance.now() - begin > 90000) fail(new Error('figures do not take the width of the page'));
+        else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(() => requestAnimationFrame(look));
+})"""
 PATIENCE_MS = 300_000
 DRAWN = {
     "Overview": "#overview-comparison .barlayer .point",
@@ -44,7 +53,13 @@ ADDRESSES = {
 }
 """What the pictures of the docs show, as the pages' own addresses say it."""
 DOCS_HEIGHT = 1400
-DOCS_COLOURS = 96
+DOCS_COLOURS = 256
+
+
+def settle(page: Any, width: int, height: int = 900) -> None:
+    """Give a page a size, and wait until its figures have taken it."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate(_SETTLED)
 
 
 def shoot(page: Any, name: str, out: Path) -> list[Path]:
@@ -59,8 +74,7 @@ def shoot(page: Any, name: str, out: Path) -> list[Path]:
     for scheme in SCHEMES:
         page.wait_for_selector(f"html[data-mantine-color-scheme={scheme}]", state="attached")
         for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(SETTLE_MS)
+            settle(page, width)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} is wider than {width}"
             made.append(out / f"{name}-{scheme}-{width}.png")
             page.screenshot(path=made[-1], full_page=True)
@@ -76,8 +90,7 @@ def shoot_for_docs(page: Any, title: str, out: Path) -> Path:
         page.get_by_role("button", name="Start").click()
         page.wait_for_selector("#tune-front .scatterlayer .point", state="attached", timeout=PATIENCE_MS)
     height = min(DOCS_HEIGHT, page.evaluate("document.querySelector('#page').getBoundingClientRect().bottom"))
-    page.set_viewport_size({"width": WIDTHS[0], "height": int(height)})
-    page.wait_for_timeout(SETTLE_MS)
+    settle(page, WIDTHS[0], int(height))
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = out / f"{title.lower()}.png"
     picture.quantize(DOCS_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)

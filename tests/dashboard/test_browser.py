@@ -12,7 +12,7 @@ import pytest
 from dashboard.app import PAGES
 from dashboard.report import write_report
 from dashboard.texts import format_number
-from tests.dashboard.screenshots import DRAWN, shoot
+from tests.dashboard.screenshots import DRAWN, WIDTHS, settle, shoot
 from trace_capture.run import Run
 
 pytestmark = pytest.mark.browser
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 Visit = Callable[..., object]
 
 
-def test_the_overview_shows_the_measured_numbers(visit, address: str, folder: Path) -> None:
+def test_the_overview_shows_the_measured_numbers_and_sorts_files(visit, address: str, folder: Path) -> None:
     with visit(f"{address}/", DRAWN["Overview"]) as page:
         assert page.title() == "Overview · MoE Offload Studio"
         for label, name in (("on-demand", "on-demand"), ("tuned", "tuned"), ("LRU, half of the experts", "lru")):
@@ -30,11 +30,8 @@ def test_the_overview_shows_the_measured_numbers(visit, address: str, folder: Pa
             assert cell.inner_text() == format_number(expected)
             assert float(cell.get_attribute("data-value")) == expected
             assert "emulated link" in row.inner_text()
-
-
-def test_the_table_of_files_sorts_and_filters(visit, address: str, folder: Path) -> None:
-    cells = "#overview-files .ag-center-cols-container [col-id=tpot_ms]"
-    with visit(f"{address}/", cells) as page:
+        cells = "#overview-files .ag-center-cols-container [col-id=tpot_ms]"
+        page.wait_for_selector(cells, state="attached")
         page.locator("#overview-files .ag-header-cell[col-id=tpot_ms] .ag-header-cell-text").click()
         page.locator("#overview-files .ag-header-cell[col-id=tpot_ms] .ag-header-cell-text").click()
         slowest = max(Run.load(path).metrics.tpot_ms for path in folder.glob("*.run.json"))
@@ -133,13 +130,14 @@ def test_a_dropped_trace_is_checked_and_taken_in(visit, serving, folder: Path, t
         assert page.locator("#routing-trace").input_value() == "mine.parquet"
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_report_opens_by_double_click(visit, folder: Path, tmp_path: Path, screenshots: Path, width: int) -> None:
+def test_the_report_opens_by_double_click(visit, folder: Path, tmp_path: Path, screenshots: Path) -> None:
     out = write_report(folder, tmp_path / "report.html")
-    with visit(out.as_uri(), "#figure-timeline-1 .barlayer .point", width=width) as page:
+    with visit(out.as_uri(), "#figure-timeline-1 .barlayer .point") as page:
         assert page.locator(".js-plotly-plot .main-svg").count() >= 5
         expected = Run.load(folder / "tuned-measured.run.json").metrics.tpot_ms
         row = page.locator("#comparison tbody tr").filter(has_text=re.compile("^tuned"))
         assert float(row.locator("td").nth(3).get_attribute("data-value")) == expected
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.screenshot(path=screenshots / f"report-{width}.png", full_page=True)
+        for width in WIDTHS:
+            settle(page, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.screenshot(path=screenshots / f"report-{width}.png", full_page=True)

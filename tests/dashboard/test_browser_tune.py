@@ -15,6 +15,7 @@ from dashboard.tune_view import budget_bytes
 from simulator.config_file import load_config
 from simulator.policies.config import DeviceConfig
 from simulator.tune import TuneOptions, tune
+from tests.dashboard.screenshots import shoot
 from trace_capture.hardware import HardwareProfile
 from trace_capture.trace import Trace
 
@@ -58,14 +59,7 @@ def test_what_is_found_is_what_the_library_finds(visit, serving, inside: Path, s
         page.wait_for_selector(f"#tune-candidates [row-index='0'] [col-id=tpot_ms]:has-text('{fastest}')")
         page.wait_for_selector("#tune-slots .barlayer .point", state="attached")
         page.wait_for_selector("#tune-front .scatterlayer .point", state="attached")
-        for scheme in ("light", "dark"):
-            page.wait_for_selector(f"html[data-mantine-color-scheme={scheme}]", state="attached")
-            for width in (1280, 390):
-                page.set_viewport_size({"width": width, "height": 900})
-                page.wait_for_timeout(400)
-                assert page.evaluate("document.documentElement.scrollWidth") <= width
-                page.screenshot(path=screenshots / f"tune-result-{scheme}-{width}.png", full_page=True)
-            page.locator("#scheme-switch").click()
+        shoot(page, "tune-result", screenshots)
         page.get_by_label("Save as").fill("tuned.toml")
         page.get_by_role("button", name="Save").click()
         page.wait_for_selector("#tune-saved >> text=tuned.toml is here already")
