@@ -26,6 +26,8 @@ class Durations:
         self.issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
         self.wakeup_ns = lru_cache(maxsize=_STALLS)(costs.wakeup_ns)
         self.decide_ns = lru_cache(maxsize=None)(compute.decide_ns)
+        self.submit_ns = lru_cache(maxsize=None)(lambda loads: compute.decide_ns(loads) - compute.decide_ns(0))
+        """What planning so many loads adds to a decision."""
         self.predict_ns = lru_cache(maxsize=None)(compute.predict_ns)
         self.experts_ns = lru_cache(maxsize=None)(compute.experts_ns)
         self.cpu_experts_ns = lru_cache(maxsize=None)(compute.cpu_experts_ns)

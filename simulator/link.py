@@ -100,7 +100,9 @@ class SimulatedLink:
         Raises:
             RuntimeError: a key was never submitted.
         """
-        awaited = set(keys).difference(self.landed)
+        awaited = set(keys)
+        if self.landed:
+            awaited.difference_update(self.landed)
         return self._work(-1, awaited) if awaited else None
 
     def drain(self) -> list[Key]:

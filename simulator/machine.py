@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Any
 
 import simpy
@@ -189,7 +190,7 @@ class Machine:
         self._catch_up()
         self._began_ns = self._now
         loads = self._core.drafting_begins(self._window.expected_ns)
-        plan_ns = self._costs.plan_ns + self._costs.decide_ns(len(loads)) - self._costs.decide_ns(0)
+        plan_ns = self._costs.plan_ns + self._costs.submit_ns(len(loads))
         self._terms["decide"] += plan_ns
         self._now += plan_ns
         self._issue(loads, item, -1)
@@ -216,7 +217,7 @@ class Machine:
                 core.cancelled(key)
         self._experts = experts
         if self._record_spans:
-            self._uses += [FirstUse(item.pass_id, (layer, expert)) for expert in core.first_uses]
+            self._record_uses(item, layer)
         is_first = True
         while (wave := core.next_wave()) is not None:
             if link.ends_ns <= self._now:
@@ -283,7 +284,7 @@ class Machine:
             self._now += predict_ns
         loads = self._core.plan_prefetch(ids)
         if loads:
-            plan_ns = self._costs.decide_ns(len(loads)) - self._costs.decide_ns(0)
+            plan_ns = self._costs.submit_ns(len(loads))
             self._terms["decide"] += plan_ns
             self._now += plan_ns
             self._issue(loads, item, layer)
@@ -343,7 +344,7 @@ class Machine:
     def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> None:
         """Wait for copies and hand the landings to the core."""
         if self._serial:
-            keys = [key for key in keys if not self._core.is_landed(key)]
+            keys = list(filterfalse(self._core.is_landed, keys))
         landed_ns, stalled_ns = self._link.land(keys), self._now
         if landed_ns is not None and landed_ns > stalled_ns:
             wakeup_ns = self._costs.wakeup_ns(landed_ns - stalled_ns)
@@ -351,11 +352,16 @@ class Machine:
             self._now = landed_ns + wakeup_ns
             self._terms["stall"] += self._now - stalled_ns
             if self._explain:
-                awaited = [key for key in keys if key[0] == layer and key[1] in self._experts]
-                split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
-                self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
-            self._span("device", "stall", stalled_ns, self._now, item, layer)
+                self._explain_stall(layer, keys, stalled_ns, landed_ns, wakeup_ns)
+            if self._record_spans:
+                self._span("device", "stall", stalled_ns, self._now, item, layer)
         self._catch_up()
+
+    def _explain_stall(self, layer: int, keys: Sequence[Key], stalled_ns: int, landed_ns: int, wakeup_ns: int) -> None:
+        """Tell what the link was busy with."""
+        awaited = [key for key in keys if key[0] == layer and key[1] in self._experts]
+        split_stall(self._stalls, stalled_ns, landed_ns, self._link.landings, awaited)
+        self._stalls["wakeup"] = self._stalls.get("wakeup", 0) + wakeup_ns
 
     def _spend(self, term: str, track: str, duration_ns: int, item: Pass, layer: int) -> None:
         start_ns = self._now
@@ -367,6 +373,10 @@ class Machine:
     def _span(self, track: str, kind: str, start_ns: int, end_ns: int, item: Pass, layer: int) -> None:
         if self._record_spans:
             self._host_spans.append(Span(track, kind, start_ns, end_ns, item.pass_id, layer))
+
+    def _record_uses(self, item: Pass, layer: int) -> None:
+        """What was prefetched for a layer and is asked for now."""
+        self._uses += [FirstUse(item.pass_id, (layer, expert)) for expert in self._core.first_uses]
 
     def _record_evictions(self, keys: Sequence[Key], at_ns: int, item: Pass) -> None:
         """Evictions are moments, shown where the host work that decided them began."""

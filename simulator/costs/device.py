@@ -50,9 +50,13 @@ class DeviceCosts:
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """One layer beside its routed experts: the sum of `dense_parts_ns`."""
         if self._at != (tokens, context):
-            self._at = tokens, context
-            self._dense_ns = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
+            self._price(tokens, context)
         return self._dense_ns[self._kind_of[layer]]
+
+    def _price(self, tokens: int, context: int) -> None:
+        """Work out `dense_ns` of every kind of layer for a pass."""
+        self._at = tokens, context
+        self._dense_ns = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
 
     def dense_parts_ns(self, layer: int, tokens: int, context: int) -> dict[str, int]:
         """One layer beside its routed experts by parts: attention, router, shared and launch.

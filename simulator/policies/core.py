@@ -25,7 +25,6 @@ layer runs on the CPU is handed out with its first wave and takes no part in res
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import filterfalse
 from typing import Any
 
 from simulator.policies.balancer import ExpertTimes
@@ -41,12 +40,12 @@ from simulator.policies.plans import (
     PREFETCH_PRIORITY,
     Load,
     Wave,
-    make_loads,
+    make_load,
     make_wave,
 )
 from simulator.policies.plans import Counters as Counters
 from simulator.policies.prefetch import PrefetchPolicy
-from simulator.policies.residency import CanLeave, Residency, for_look_ups
+from simulator.policies.residency import CanLeave, Residency, for_look_ups, without_place
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
@@ -214,12 +213,10 @@ class OffloadCore:
         partition = self._partition_of_layer[layer]
         if self._hears[partition]:
             self._cache[partition].routed(layer, experts, tokens)
-        resident = self._resident[layer]
         self._remaining, self._active = experts, for_look_ups(experts)
-        self._absent = absent = list(filterfalse(resident.__contains__, experts))
-        coming = [key for key in self._pending if key[0] == layer] if self._pending else ()
-        stale = tuple([key for key in coming if key[1] not in experts]) if coming else ()
-        self.tally.looked_up(layer, experts, absent, len(coming) - len(stale))
+        self._absent = absent = without_place(experts, self._resident[layer])
+        stale, late = self._residency.coming(layer, experts) if self._pending else ((), 0)
+        self.tally.looked_up(layer, experts, absent, late)
         if self._places:
             self._place(layer, experts, tokens)
         if stale and self.modes[layer] == "hint" and not (self._prefill and self.streams_prefill):
@@ -234,16 +231,19 @@ class OffloadCore:
         layer = self._layer
         partition = self._partition_of_layer[layer]
         loads, experts = self._load_remaining(layer)
-        key_of = self._key_of[layer].__getitem__
-        coming = filterfalse(self._resident[layer].__getitem__, experts) if self._pending else ()
-        wait = tuple(map(key_of, coming))
-        if not experts and self._remaining:  # copies nobody asked for fill the partition; they can leave once landed
-            wait = tuple([key for key in self._pending if self._partition_of_layer[key[0]] == partition])
-            if not wait:
-                raise RuntimeError(f"MoE layer {layer} can neither run an expert nor wait for a copy")
-        self._cache[partition].all_used(tuple(map(key_of, experts)))
+        row, resident = self._key_of[layer], self._resident[layer]
+        keys: list[Key] = []
+        wait: list[Key] = []
+        for expert in experts:
+            key = row[expert]
+            keys.append(key)
+            if not resident[expert]:
+                wait.append(key)
+        if not experts and self._remaining:
+            wait = self._residency.strays(layer)
+        self._cache[partition].all_used(keys)
         self._wave = experts
-        wave = make_wave((experts, tuple(loads), wait, cpu_experts))
+        wave = make_wave((experts, tuple(loads), tuple(wait), cpu_experts))
         if self.log is not None:
             self.log.append(("wave", wave))
         return wave
@@ -272,20 +272,17 @@ class OffloadCore:
         if len(self._wave) == len(self._remaining):
             self._remaining = self._active = ()
         else:
-            done = set(self._wave)
-            self._set_remaining([expert for expert in self._remaining if expert not in done])
+            self._set_remaining(set(self._remaining).difference(self._wave))
         self._wave = ()
 
     def layer_done(self) -> tuple[Key, ...]:
         """All experts of the layer have run. Gives keys that the cache policy drops now."""
         if self.log is not None:
             self.log.append(("layer_done",))
-        layer = self._layer
-        partition = self._partition_of_layer[layer]
+        partition = self._partition_of_layer[self._layer]
         if not self._expires[partition]:
             return ()
-        present = [(layer, expert) for expert, landed in self._resident[layer].items() if landed]
-        dropped = tuple(self._cache[partition].expired(present))
+        dropped = tuple(self._cache[partition].expired(self._residency.landed(self._layer)))
         for key in dropped:
             self._residency.leave(key)
         self.tally.evicted(len(dropped))
@@ -303,9 +300,11 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return self._residency.keys()
 
-    def _set_remaining(self, experts: Sequence[int]) -> None:
+    def _set_remaining(self, chosen: Collection[int]) -> None:
+        """Of the experts that have yet to run, go on with the chosen ones."""
+        experts = [expert for expert in self._remaining if expert in chosen]
         self._remaining, self._active = experts, for_look_ups(experts)
-        self._absent = list(filterfalse(self._resident[self._layer].__contains__, experts))
+        self._absent = without_place(experts, self._resident[self._layer])
 
     def _load_remaining(self, layer: int) -> tuple[Sequence[Load], tuple[int, ...]]:
         """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
@@ -315,8 +314,7 @@ class OffloadCore:
         loads = self._load(layer, absent, "demand", DEMAND_PRIORITY, self._can_leave)
         if len(loads) == len(absent):
             return loads, tuple(self._remaining)
-        resident = self._resident[layer]
-        return loads, tuple([expert for expert in self._remaining if expert in resident])
+        return loads, tuple(filter(self._resident[layer].__contains__, self._remaining))
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
         """Loads for the next layer, in order, until there is no room: in a prefill for all of its experts or none,
@@ -326,7 +324,7 @@ class OffloadCore:
             wanted = range(len(self._key_of[target])) if self.streams_prefill else ()
         else:
             wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
-        absent = list(filterfalse(self._resident[target].__contains__, wanted))
+        absent = without_place(wanted, self._resident[target])
         if absent or self._missed:
             self._foreseen = for_look_ups(wanted)
         if not absent:
@@ -342,15 +340,14 @@ class OffloadCore:
         self._cpu_part, self._missed = tuple(part), ()
         if not part:
             return
-        chosen = set(part)
-        self._set_remaining([expert for expert in experts if expert not in chosen])
+        self._set_remaining(set(experts).difference(part))
         self.tally.ran_on_cpu(len(part))
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in part:
             if expert in resident:
                 used((layer, expert))
         if self.placement.max_admissions and layer not in self._cpu_layers:
-            self._missed = tuple(expert for expert in part if expert not in resident)
+            self._missed = tuple(without_place(part, resident))
 
     def _plan_behind(self, loads: list[Load]) -> None:
         """Add loads for later passes, behind everything that this pass needs."""
@@ -378,12 +375,16 @@ class OffloadCore:
 
     def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave) -> list[Load]:
         """Loads of absent experts of a layer, in order, until no room can be made."""
-        evicts = self._residency.take(layer, experts, reason, can_leave)
-        if len(evicts) < len(experts):
-            experts = experts[: len(evicts)]
+        keys = list(map(self._key_of[layer].__getitem__, experts))
+        evicts = self._residency.take(layer, keys, reason, can_leave)
+        if len(evicts) < len(keys):
+            keys, experts = keys[: len(evicts)], experts[: len(evicts)]
         num_bytes = self._expert_bytes[layer]
         self.tally.loaded(layer, experts, num_bytes, reason, sum(map(len, evicts)))
-        return make_loads(map(self._key_of[layer].__getitem__, experts), num_bytes, reason, priority, evicts)
+        loads: list[Load] = []
+        for place, key in enumerate(keys):
+            loads.append(make_load((key, num_bytes, reason, priority, evicts[place])))
+        return loads
 
     def _can_leave(self, key: Key) -> bool:
         """Copies under way stay, and so does what this layer still needs."""
@@ -395,6 +396,5 @@ class OffloadCore:
         layer, expert = key
         if not self._resident[layer][expert]:
             return False
-        return expert not in (
-            self._active if layer == self._layer else self._foreseen if layer == self._layer + 1 else ()
-        )
+        kept = self._active if layer == self._layer else self._foreseen if layer == self._layer + 1 else ()
+        return expert not in kept

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import NamedTuple, cast
 
 from simulator.policies.eviction import Key
@@ -45,13 +44,6 @@ class Wave(NamedTuple):
 make_load = cast("Callable[[tuple[object, ...]], Load]", partial(tuple.__new__, Load))
 make_wave = cast("Callable[[tuple[object, ...]], Wave]", partial(tuple.__new__, Wave))
 """Of a tuple of all fields. Named tuples are else made by a function of the interpreter's, which takes longer."""
-
-
-def make_loads(
-    keys: Iterable[Key], num_bytes: int, reason: str, priority: int, evicts: Iterable[tuple[Key, ...]]
-) -> list[Load]:
-    """A load of each key, and who leaves for it."""
-    return list(map(make_load, zip(keys, repeat(num_bytes), repeat(reason), repeat(priority), evicts, strict=False)))
 
 
 @dataclass

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
-
-_exhaust = deque[None](maxlen=0).extend
-"""Runs an iterator to its end without a loop of the interpreter: a layer's look-ups are the most frequent calls."""
 
 
 class Lru(CachePolicy):
@@ -48,7 +45,9 @@ class Lru(CachePolicy):
 
     def all_used(self, keys: Sequence[Key]) -> None:
         """See `CachePolicy`."""
-        _exhaust(map(self._order.move_to_end, keys))
+        move_to_end = self._order.move_to_end
+        for key in keys:
+            move_to_end(key)
 
     def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
         """See `CachePolicy`; one walk from the oldest on."""

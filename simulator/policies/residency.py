@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from simulator.policies.cache import CachePolicy, Key
 from simulator.policies.capacity import Capacity
@@ -16,6 +16,16 @@ _FEW = 16
 def for_look_ups(experts: Sequence[int]) -> Collection[int]:
     """The same experts; a few are found faster in a list than a set of them is made."""
     return experts if len(experts) <= _FEW else frozenset(experts)
+
+
+def without_place(experts: Iterable[int], held: Container[int]) -> list[int]:
+    """Those of a layer's experts that are not held, in order. A loop, since this is asked twice per layer and pass,
+    and a comprehension makes a function each time."""
+    absent: list[int] = []
+    for expert in experts:
+        if expert not in held:
+            absent.append(expert)
+    return absent
 
 
 class Residency:
@@ -50,7 +60,7 @@ class Residency:
             sizes = {shape.expert_bytes[layer] for layer in layers if self._partition_of_layer[layer] == partition}
             self._evicts_ahead[partition] &= len(sizes) == 1
 
-    def take(self, layer: int, experts: Sequence[int], reason: str, can_leave: CanLeave) -> list[tuple[Key, ...]]:
+    def take(self, layer: int, keys: list[Key], reason: str, can_leave: CanLeave) -> list[tuple[Key, ...]]:
         """Give absent experts of a layer their places, in order, until no room can be made; their copies are on their
         way from now on.
 
@@ -60,26 +70,29 @@ class Residency:
         partition = self._partition_of_layer[layer]
         size = self._expert_bytes[layer]
         free_bytes = self.free_bytes[partition]
-        if free_bytes >= size * len(experts):
-            evicts: list[tuple[Key, ...]] = [()] * len(experts)
+        count = len(keys)
+        evicts: list[tuple[Key, ...]]
+        if free_bytes >= size * count:
+            evicts = [()] * count
         elif self._evicts_ahead[partition]:
             room = free_bytes // size
-            victims = self._cache[partition].evict(len(experts) - room, can_leave)
-            for gone_layer, gone in victims:
-                del self.of_layer[gone_layer][gone]
-            evicts = [*[()] * room, *zip(victims, strict=True)]
-            if len(evicts) < len(experts):
-                experts = experts[: len(evicts)]
-            free_bytes += size * len(victims)
+            evicts = [()] * room
+            for victim in self._cache[partition].evict(count - room, can_leave):
+                del self.of_layer[victim[0]][victim[1]]
+                evicts.append((victim,))
+                free_bytes += size
+            if len(evicts) < count:
+                keys = keys[: len(evicts)]
         else:
-            return self._take_in_turn(layer, experts, reason, can_leave)
-        taken = tuple(map(self.key_of[layer].__getitem__, experts))
-        self.of_layer[layer].update(dict.fromkeys(experts, False))
-        self.pending.update(dict.fromkeys(taken, reason))
+            return self._take_in_turn(layer, keys, reason, can_leave)
+        held, pending = self.of_layer[layer], self.pending
+        for key in keys:
+            held[key[1]] = False
+            pending[key] = reason
         if reason == ADMISSION:
-            self.admissions += len(taken)
-        self.free_bytes[partition] = free_bytes - size * len(taken)
-        self._cache[partition].all_admitted(taken)
+            self.admissions += len(keys)
+        self.free_bytes[partition] = free_bytes - size * len(keys)
+        self._cache[partition].all_admitted(keys)
         return evicts
 
     def land(self, keys: Iterable[Key]) -> None:
@@ -101,6 +114,35 @@ class Residency:
         self.free_bytes[partition] += self._expert_bytes[layer]
         self._cache[partition].removed(key)
 
+    def coming(self, layer: int, experts: Sequence[int]) -> tuple[tuple[Key, ...], int]:
+        """Copies under way for a layer that runs `experts`: those it does not ask for, and how many it does."""
+        stale: list[Key] = []
+        late = 0
+        for key in self.pending:
+            if key[0] == layer:
+                if key[1] in experts:
+                    late += 1
+                else:
+                    stale.append(key)
+        return tuple(stale), late
+
+    def strays(self, layer: int) -> list[Key]:
+        """Copies that nobody asked for and that fill the partition of a layer which can run nothing yet; they can leave
+        once they have landed.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        partition = self._partition_of_layer[layer]
+        strays = [key for key in self.pending if self._partition_of_layer[key[0]] == partition]
+        if not strays:
+            raise RuntimeError(f"MoE layer {layer} can neither run an expert nor wait for a copy")
+        return strays
+
+    def landed(self, layer: int) -> list[Key]:
+        """Keys of a layer whose copies have landed."""
+        return [(layer, expert) for expert, landed in self.of_layer[layer].items() if landed]
+
     def has_room(self, layer: int) -> bool:
         """Whether an expert of `layer` fits without anybody leaving."""
         return self.free_bytes[self._partition_of_layer[layer]] >= self._expert_bytes[layer]
@@ -113,20 +155,17 @@ class Residency:
         """Keys with a place on the device, those on their way included."""
         return [(layer, expert) for layer, held in enumerate(self.of_layer) for expert in held]
 
-    def _take_in_turn(
-        self, layer: int, experts: Sequence[int], reason: str, can_leave: CanLeave
-    ) -> list[tuple[Key, ...]]:
+    def _take_in_turn(self, layer: int, keys: list[Key], reason: str, can_leave: CanLeave) -> list[tuple[Key, ...]]:
         """As `take`, each expert admitted before room is made for the next."""
         partition = self._partition_of_layer[layer]
         evicts: list[tuple[Key, ...]] = []
-        for expert in experts:
+        for key in keys:
             victims = self._victims(layer, can_leave)
             if victims is None:
                 break
             for victim in victims:
                 self.leave(victim)
-            key = self.key_of[layer][expert]
-            self.of_layer[layer][expert] = False
+            self.of_layer[layer][key[1]] = False
             self.pending[key] = reason
             self.admissions += reason == ADMISSION
             self.free_bytes[partition] -= self._expert_bytes[layer]

@@ -84,7 +84,9 @@ class Tally:
             counters.demand_loads += len(experts)
             unused.difference_update(experts)
             return
-        self._counted_in[layer].update(dict.fromkeys(experts, counters))
+        counted_in = self._counted_in[layer]
+        for expert in experts:
+            counted_in[expert] = counters
         if reason == ADMISSION:
             counters.admission_loads += len(experts)
             unused.difference_update(experts)

@@ -16,6 +16,11 @@ the speed. Two ways were looked at:
   depends on what has landed, hence on all times before; and ghost queues, ageing and random draws are sequential
   anyhow. That is no twin for every policy, and it would be a second decision code.
 
+Nor are these sources compiled. mypyc does compile policies, link and machine, and gives equal logs, spans and metrics;
+but most of a replay is spent in the dictionaries, lists and tuples of the interpreter, which stay what they are. With
+quasi-hidden prefetch at half the budget it takes 435 million instructions instead of 591 million (1.36 times fewer),
+for minutes of compiling and classes that tests and new policies can no longer extend.
+
 Sweeps use processes instead: one replay per core.
 """
 
