@@ -57,7 +57,8 @@ class LocalManager(DiskcacheManager):  # type: ignore[misc]
         """Start a job; gives its process id."""
         values = (key, self._make_progress_key(key), args, context)
         self._note_asked(key)
-        process = Process(target=_watched, args=(job_fn, self.handle, _asked_key(key), values), daemon=True)
+        waits = os.getpid(), self.handle, _asked_key(key)
+        process = Process(target=_watched, args=(job_fn, values, waits), daemon=True)
         process.start()
         return int(process.pid)
 
@@ -161,9 +162,9 @@ def _asked_key(key: str) -> str:
     return f"{key}-asked"
 
 
-def _watched(job_fn: Callable[..., None], cache: diskcache.Cache, asked: str, values: Sequence[Any]) -> None:
+def _watched(job_fn: Callable[..., None], values: Sequence[Any], waits: Sequence[Any]) -> None:
     """Run a job in this process, until nobody waits for it."""
-    threading.Thread(target=_watch, args=(os.getppid(), cache, asked), daemon=True).start()
+    threading.Thread(target=_watch, args=waits, daemon=True).start()
     job_fn(*values)
 
 
