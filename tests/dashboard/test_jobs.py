@@ -112,7 +112,8 @@ def job_app(tmp_path: Path):
         (tmp_path / "pid").write_text(str(os.getpid()))
         for step in range(steps):
             report(step, steps, f"step {step}")
-            (tmp_path / "step").write_text(str(step))
+            (tmp_path / "new").write_text(str(step))
+            (tmp_path / "new").replace(tmp_path / "step")  # a stop may come in the midst of writing
             time.sleep(0.1)
         return f"counted to {steps}"
 

@@ -78,7 +78,7 @@ def test_copies_of_the_coming_pass_run_while_drafts_are_made(loaded: LoadedModel
     draft = half_right(loaded.model)
     config = full(utility={"gamma": GAMMA, "loads": "drafting", "boundaries": "capacity"})
     ids = loaded.encode(PROMPT, 40)
-    with offloaded(loaded.model, config) as engine:
+    with offloaded(loaded.model, config, hardware=MACHINE) as engine:
         engine.link.spans = []
 
         def wait_for_copies(*_: object) -> None:
