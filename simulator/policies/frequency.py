@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
 
@@ -26,8 +26,24 @@ class ScoredPolicy(CachePolicy):
         self._current[key] = (score, self._tick)
         heapq.heappush(self._heap, (score, self._tick, key))
         if len(self._heap) > 8 * len(self._current) + 64:
-            self._heap = [(*rank, other) for other, rank in self._current.items()]
-            heapq.heapify(self._heap)
+            self._rebuild()
+
+    def score_all(self, keys: Sequence[Key], scores: Sequence[float]) -> None:
+        """Give each of `keys` its new score, in order."""
+        current, heap, tick, push = self._current, self._heap, self._tick, heapq.heappush
+        for place, key in enumerate(keys):
+            tick += 1
+            score = scores[place]
+            current[key] = (score, tick)
+            push(heap, (score, tick, key))
+        self._tick = tick
+        if len(heap) > 8 * len(current) + 64:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Leave out the stale entries."""
+        self._heap = [(*rank, other) for other, rank in self._current.items()]
+        heapq.heapify(self._heap)
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
@@ -69,6 +85,15 @@ class Lfu(ScoredPolicy):
         self._count[key] = self._count.get(key, 0) + 1
         self.score(key, self._count[key])
 
+    def all_used(self, keys: Sequence[Key]) -> None:
+        """See `CachePolicy`."""
+        count = self._count
+        scores: list[int] = []
+        for key in keys:
+            count[key] = uses = count.get(key, 0) + 1
+            scores.append(uses)
+        self.score_all(keys, scores)
+
 
 class LfuAgeing(ScoredPolicy):
     """LFU with dynamic ageing: the score is uses since admission plus the score of the last victim, so experts
@@ -88,6 +113,15 @@ class LfuAgeing(ScoredPolicy):
         """See `CachePolicy`."""
         self._uses[key] += 1
         self.score(key, self._age + self._uses[key])
+
+    def all_used(self, keys: Sequence[Key]) -> None:
+        """See `CachePolicy`."""
+        uses, age = self._uses, self._age
+        scores: list[float] = []
+        for key in keys:
+            uses[key] += 1
+            scores.append(age + uses[key])
+        self.score_all(keys, scores)
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""

@@ -54,10 +54,10 @@ class Lru(CachePolicy):
         order = self._order
         victims: list[Key] = []
         for key in order:
+            if len(victims) == count:
+                break
             if can_leave(key):
                 victims.append(key)
-                if len(victims) == count:
-                    break
         for key in victims:
             del order[key]
         return victims

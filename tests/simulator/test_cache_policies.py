@@ -54,6 +54,48 @@ def test_victim_is_present_and_may_leave(name: str) -> None:
             policy.used(key)
 
 
+@pytest.mark.parametrize("name", EVICTING)
+def test_several_keys_at_once_are_the_same_as_one_after_the_other(name: str) -> None:
+    """Also that a policy which says it `evicts_ahead` chooses alike whether or not newcomers are admitted meanwhile."""
+    for seed in range(10):
+        source = random.Random(seed)
+        steps = [[(0, expert) for expert in source.sample(range(12), source.randint(1, 4))] for _ in range(60)]
+        asked = [key for keys in steps for key in keys]
+        hot = tuple((0, expert) for expert in range(3))
+        utilities = [UtilityConfig(gamma=0).make(make_shape(layers=1, experts=12), [6]) for _ in range(2)]
+        batch, single = (
+            make_cache_policy(name, Partition(6000, 12_000, 1000, hot, seed, future_uses(asked), utility))
+            for utility in utilities
+        )
+        present: list[Key] = []
+        for keys in steps:
+            for policy in (batch, single):
+                policy.routed(0, [expert for _, expert in keys], [1] * len(keys))
+            absent = [key for key in keys if key not in present]
+            count = max(0, len(present) + len(absent) - 6)
+            newcomers = absent if batch.evicts_ahead else []
+            left = [key for key in present if key not in keys]
+            victims: list[Key] = []
+            for place in range(count):
+                victim = single.choose_victim(lambda key, left=left: key in left)
+                assert victim is not None
+                single.removed(victim)
+                left.remove(victim)
+                victims.append(victim)
+                for key in newcomers[place : place + 1]:
+                    single.admitted(key)
+            for key in newcomers[count:] if newcomers else absent:
+                single.admitted(key)
+            left = [key for key in present if key not in keys]
+            assert batch.evict(count, lambda key, left=left: key in left) == victims
+            batch.all_admitted(absent)
+            used = keys[: source.randint(0, len(keys))]
+            for key in used:
+                single.used(key)
+            batch.all_used(used)
+            present = [key for key in present if key not in victims] + absent
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_capacity_and_pins_hold_in_a_whole_run(name: str) -> None:
     trace = mixed_trace(make_shape(layers=5), seed=4)
