@@ -44,6 +44,19 @@
     return none();
   };
 
+  /* Plotly forgets a figure's own height when the window changes its size and takes that of the element around it, which
+     without this is none: the figure would be gone. */
+  const holdHeight = (figure) => {
+    const hold = () => {
+      const height = figure._fullLayout?.height;
+      if (height) figure.closest(".graph").style.height = `${height}px`;
+    };
+    hold();
+    if (figure.on && figure.heldBy !== figure._ev) figure.on("plotly_afterplot", hold);
+    figure.heldBy = figure._ev;
+  };
+  window.addEventListener("resize", () => document.querySelectorAll(".graph .js-plotly-plot").forEach(holdHeight), true);
+
   const system = () => (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const valid = (scheme) => (scheme === "light" || scheme === "dark" ? scheme : null);
 

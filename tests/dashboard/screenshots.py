@@ -23,11 +23,15 @@ SCHEMES = ("light", "dark")
 WIDTHS = (1280, 390)
 _SETTLED = """new Promise((done, fail) => {
     const begin = performance.now();
-    const fits = figure => !figure.offsetParent ||
+    const fits = figure =>
         Math.abs(figure.querySelector('.main-svg')?.getBoundingClientRect().width - figure.clientWidth) < 2;
+    const all = selector => [...document.querySelectorAll(selector)];
     const look = () => {
-        if ([...document.querySelectorAll('.js-plotly-plot')].every(fits)) done();
-        else if (performance.now() - begin > 90000) fail(new Error('figures do not take the width of the page'));
+        const loading = document.querySelector('[data-dash-is-loading=true]');
+        if (!loading && all('.dash-graph').every(graph => graph.offsetHeight && graph.querySelector('.main-svg'))
+            && all('.js-plotly-plot').filter(figure => figure.offsetParent).every(fits)
+            && all('.ag-root-wrapper').every(grid => grid.querySelector('.ag-header-cell'))) done();
+        else if (performance.now() - begin > 90000) fail(new Error('figures and tables do not take their places'));
         else requestAnimationFrame(look);
     };
     requestAnimationFrame(() => requestAnimationFrame(look));
