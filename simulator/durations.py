@@ -6,9 +6,6 @@ from functools import lru_cache
 
 from simulator.cost_model import CostModel
 
-_STALLS = 1 << 16
-"""Lengths of stalls whose wake-up is remembered; there is no end of different ones."""
-
 
 class Durations:
     """Whole nanoseconds by what they depend on; see the methods of `CostModel` and `ComputeCosts` of these names."""
@@ -22,9 +19,9 @@ class Durations:
         self.plan_ns = costs.plan_ns
         self.decide_utility_ns = costs.decide_utility_ns
         self.verify_overhead_ns = costs.verify_overhead_ns
+        self.wakeup_ns = costs.wakeup_ns  # not remembered: there is no end of different stalls
         self.copy_ns = lru_cache(maxsize=None)(costs.copy_ns)
         self.issue_ns = lru_cache(maxsize=None)(costs.load_issue_ns)
-        self.wakeup_ns = lru_cache(maxsize=_STALLS)(costs.wakeup_ns)
         self.decide_ns = lru_cache(maxsize=None)(compute.decide_ns)
         self.submit_ns = lru_cache(maxsize=None)(lambda loads: compute.decide_ns(loads) - compute.decide_ns(0))
         """What planning so many loads adds to a decision."""

@@ -48,6 +48,8 @@ from trace_capture.trace import Phase, Trace
 
 ROUNDS = 7
 PROMPT_TOKENS = 4
+LENGTHS = (500, 2000)
+"""Tokens of the traces that memory is measured with."""
 CASES = [
     ("none", 0.5),
     ("previous-token", 0.5),
@@ -114,16 +116,15 @@ def rate(tokens: int, measured: list[float]) -> str:
     return f"{tokens / median(measured):7.0f} +-{50 * (high - low) / median(measured):3.0f} %"
 
 
-def memory_per_token(hardware: HardwareProfile, tokens: int) -> float:
-    """Bytes that a replay has at its peak beyond the trace, per token by which a trace is longer."""
-    peaks = []
-    for count in (tokens, 2 * tokens):
-        trace = make_trace(count)
-        tracemalloc.start()
-        simulate(trace, hardware, config_of("quasi-hidden", 0.5), bounds=False)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    return (peaks[1] - peaks[0]) / tokens
+def peak_bytes(hardware: HardwareProfile, tokens: int) -> tuple[int, int]:
+    """Bytes of a trace, and what a replay of it has at its peak beside them."""
+    trace = make_trace(tokens)
+    in_trace = sum(column.nbytes for column in (trace.experts, trace.weights, *trace.predicted.values()))
+    tracemalloc.start()
+    simulate(trace, hardware, config_of("quasi-hidden", 0.5), bounds=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return in_trace, peak
 
 
 def main() -> None:
@@ -149,10 +150,9 @@ def main() -> None:
         case = source, ratio
         print(f"{source:16} {ratio:6.2f}  {rate(tokens, engine[case]):>15}  {rate(tokens, decisions[case]):>15}")
     print(f"bounds, no prefetch, 0.50: {rate(tokens, bounds)}")
-    in_trace = sum(column.nbytes for column in (trace.experts, trace.weights, *trace.predicted.values())) / tokens
-    print(
-        f"memory per further token: trace {in_trace:.0f} bytes, replay {memory_per_token(hardware, tokens):.0f} bytes"
-    )
+    for count in LENGTHS:
+        in_trace, peak = peak_bytes(hardware, count)
+        print(f"memory at {count:,} tokens: trace {in_trace / 1e6:.2f} MB, replay {peak / 1e6:.2f} MB beside it")
 
 
 if __name__ == "__main__":
