@@ -29,7 +29,10 @@ def shell(folder: Path, pages: Sequence[Page]) -> Any:
         [
             dmc.Burger(id="shell-menu", opened=False, hiddenFrom="sm", size="sm", **{"aria-label": "Pages"}),
             html.Div(
-                [html.Div(TITLE, className="brand-name"), html.Div(str(folder), className="folder", title=str(folder))],
+                [
+                    html.Div(TITLE, className="brand-name"),
+                    html.Div(folder.name or str(folder), className="folder", title=str(folder)),
+                ],
                 className="brand",
             ),
             html.Button(

@@ -6,8 +6,8 @@ Results go into a store by digest: the benchmark stops half way, as a killed swe
 all once more, which simulates nothing. With one process the rate is also given by CPU time, which other programs on the
 machine disturb less.
 
-Measured on one core of a busy cloud machine, without bounds: 0.50 to 0.65 simulations per second of CPU time, so all
-10,000 take some 4 to 6 hours of one core; planning takes 1 to 2 s, and asking again for what is known no time.
+Measured on one core of a busy cloud machine, without bounds: 0.55 to 0.65 simulations per second of CPU time, so all
+10,000 take some 4 to 5 hours of one core; planning takes 1 to 2 s, and asking again for what is known no time.
 """
 
 from __future__ import annotations
