@@ -25,22 +25,6 @@ def shell(folder: Path, pages: Sequence[Page]) -> Any:
         dmc.NavLink(label=page.title, href=page.path, id=_link_id(page), className="nav-link", variant="filled")
         for page in pages
     ]
-    header = dmc.AppShellHeader(
-        [
-            dmc.Burger(id="shell-menu", opened=False, hiddenFrom="sm", size="sm", **{"aria-label": "Pages"}),
-            html.Div(
-                [
-                    html.Div(TITLE, className="brand-name"),
-                    html.Div(folder.name or str(folder), className="folder", title=str(folder)),
-                ],
-                className="brand",
-            ),
-            html.Button(
-                "◐", id="scheme-switch", className="scheme-switch", title=SWITCH_LABEL, **{"aria-label": SWITCH_LABEL}
-            ),
-        ],
-        className="header",
-    )
     content = html.Div(
         [html.Div(id="shell-error", role="alert"), html.Div(id="page", className="page", tabIndex=-1)], className="main"
     )
@@ -57,7 +41,7 @@ def shell(folder: Path, pages: Sequence[Page]) -> Any:
             html.A("Skip to content", href="#page", className="skip-link"),
             dmc.AppShell(
                 [
-                    header,
+                    _header(folder),
                     dmc.AppShellNavbar(
                         html.Nav(links, **{"aria-label": "Pages"}), id="shell-navbar", className="navbar navbar-closed"
                     ),
@@ -72,6 +56,26 @@ def shell(folder: Path, pages: Sequence[Page]) -> Any:
         ],
         id="theme",
         theme={"fontFamily": FONT, "primaryColor": "blue", "defaultRadius": "md"},
+    )
+
+
+def _header(folder: Path) -> Any:
+    """The program's name, the folder's, and the switch between light and dark."""
+    return dmc.AppShellHeader(
+        [
+            dmc.Burger(id="shell-menu", opened=False, hiddenFrom="sm", size="sm", **{"aria-label": "Pages"}),
+            html.Div(
+                [
+                    html.Div(TITLE, className="brand-name"),
+                    html.Div(folder.name or str(folder), className="folder", title=str(folder)),
+                ],
+                className="brand",
+            ),
+            html.Button(
+                "◐", id="scheme-switch", className="scheme-switch", title=SWITCH_LABEL, **{"aria-label": SWITCH_LABEL}
+            ),
+        ],
+        className="header",
     )
 
 
