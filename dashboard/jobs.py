@@ -27,7 +27,6 @@ from typing import Any
 from uuid import uuid4
 
 import dash_mantine_components as dmc
-import diskcache
 import psutil
 from dash import Dash, DiskcacheManager, Input, Output, State, html
 from multiprocess import Process
@@ -49,7 +48,7 @@ class LocalManager(DiskcacheManager):  # type: ignore[misc]
     windows, the first to ask would take away the result that the other waits for. Last, Dash leaves a job alone whose
     page was closed, and waits for it when the server ends; these jobs end with their server and with their page."""
 
-    def __init__(self, cache: diskcache.Cache) -> None:
+    def __init__(self, cache: JobCache) -> None:
         super().__init__(cache)
         self._asked: dict[str, float] = {}
 
@@ -168,7 +167,7 @@ def _watched(job_fn: Callable[..., None], values: Sequence[Any], waits: Sequence
     job_fn(*values)
 
 
-def _watch(server: int, cache: diskcache.Cache, asked: str) -> None:
+def _watch(server: int, cache: JobCache, asked: str) -> None:
     """End this process and those it started when its server is gone or no page asks for the job any more."""
     with suppress(OSError, sqlite3.Error):  # the cache went with its server
         while os.getppid() == server and time.time() - cache.get(asked, time.time()) < ABANDONED_S:
@@ -178,6 +177,6 @@ def _watch(server: int, cache: diskcache.Cache, asked: str) -> None:
     os._exit(1)
 
 
-def _remove(cache: diskcache.Cache, folder: str) -> None:
+def _remove(cache: JobCache, folder: str) -> None:
     cache.close()
     shutil.rmtree(folder, ignore_errors=True)

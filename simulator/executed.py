@@ -41,9 +41,9 @@ def executed_routing(trace: Trace, config: OffloadConfig) -> Routing:
     """What a replay of `trace` under `config` runs."""
     modes = config.prefetch.modes(trace.shape.num_moe_layers)
     policy = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
-    if policy.prediction is None or "commit" not in modes:
-        return Routing(list(map(PassReader(trace), trace.passes)), ())
-    predict = predictions_of(trace, policy)
     routed = PassReader(trace)
+    if policy.prediction is None or "commit" not in modes:
+        return Routing(list(map(routed, trace.passes)), ())
+    predict = predictions_of(trace, policy)
     experts = [executed_experts(routed(item), predict(item), modes) for item in trace.passes]
     return Routing(experts, (policy.prediction, config.prefetch.setting, *modes))

@@ -45,12 +45,13 @@ def _with_mistakes(experts: Sequence[int], recall: float, shape: ModelShape, sou
     """
     others = shape.num_experts - len(experts)
     wrong = source.sample(range(others), min(len(experts), others))
+    rising = sorted(experts)
     result: list[int] = []
     for place, expert in enumerate(experts):
         if source.random() < recall:
             result.append(expert)
         elif place < len(wrong):
-            result.append(_absent(wrong[place], sorted(experts)))
+            result.append(_absent(wrong[place], rising))
     return result
 
 
