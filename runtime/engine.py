@@ -19,7 +19,7 @@ from runtime.layer_run import Foreseen, LayerRun
 from runtime.link import CopyJob, EmulatedLink, ThreadedLink
 from runtime.recall import Recall
 from runtime.records import LayerTimes, PassRecord
-from runtime.slots import SlotPool, StaleSlotError, source_of
+from runtime.slots import SlotPool, StaleSlotError
 from runtime.store import ExpertStore
 from runtime.turns import Turns
 from simulator.policies.balancer import ExpertTimes
@@ -334,8 +334,7 @@ class Engine:
                 self._evicted.append(key)
             pool = self._pool_of_layer[load.key[0]]
             slot = pool.take(load.key)
-            bank, expert = self.store.banks[load.key[0]], load.key[1]
-            pairs = [(tensor[slot], source_of(bank[name], expert)) for name, tensor in pool.tensors.items()]
+            pairs = list(zip(pool.views[slot], self.store.sources(load.key), strict=True))
             stamp = pool.stamp_of(slot)
             jobs.append(CopyJob(load.key, load.num_bytes, load.reason, load.priority, pairs, stamp))
         self.link.submit(jobs)

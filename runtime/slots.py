@@ -74,6 +74,9 @@ class SlotPool:
             name: torch.zeros(num_slots, *tensor.shape[1:], dtype=tensor.dtype, device=device)
             for name, tensor in like.items()
         }
+        self.views = [tuple(tensor[slot] for tensor in self.tensors.values()) for slot in range(num_slots)]
+        """Per slot what a copy into it fills, in the order of `tensors`; made once, since a view takes the host longer
+        than everything else about a load."""
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: dict[Key, int] = {}
         self._versions = [0] * num_slots

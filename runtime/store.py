@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.expert_files import ExpertFiles
-from runtime.slots import ExpertBanks
+from runtime.slots import ExpertBanks, Source, source_of
+from simulator.policies.cache import Key
 from trace_capture.hooks import MoeSite, expert_parameters
 
 
@@ -33,6 +34,7 @@ class ExpertStore:
         self._sites = sites
         self._originals: list[dict[str, nn.Parameter]] = [expert_parameters(site.experts) for site in sites]
         self.banks: list[ExpertBanks] = []
+        self._sources: dict[Key, tuple[Source, ...]] = {}
         self.note = ""
         for site, parameters in zip(sites, self._originals, strict=True):
             if files is not None:
@@ -50,6 +52,14 @@ class ExpertStore:
                 site.experts._parameters[name] = nn.Parameter(empty, requires_grad=False)
         if self._is_copied:
             self._originals = [{name: _shell(p) for name, p in parameters.items()} for parameters in self._originals]
+
+    def sources(self, key: Key) -> tuple[Source, ...]:
+        """What a link copies for an expert, a source per parameter in the order of its layer's banks."""
+        found = self._sources.get(key)
+        if found is None:
+            layer, expert = key
+            found = self._sources[key] = tuple(source_of(bank, expert) for bank in self.banks[layer].values())
+        return found
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         """The tensor in page-locked memory, or as it is where the system refuses."""
