@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.cpu_costs import measure_cpu_costs
+from runtime.cpu_costs import measure_cpu_costs, measure_cpu_threads
 from runtime.draft_costs import measure_draft_costs
 from runtime.load_costs import LoadCosts, measure_load_costs
 from runtime.measure import generate_offloaded
@@ -49,6 +49,7 @@ def calibrate(
     estimator_path: Path | None = None,
     drafting: Drafting | None = None,
     copy_to_cpu_ratio: float | None = None,
+    cpu_threads: Sequence[int] = (1,),
     name: str = "this-machine",
     repeats: int = 3,
     progress: Progress | None = None,
@@ -68,6 +69,7 @@ def calibrate(
         drafting: draft model, to measure what speculative decoding costs.
         copy_to_cpu_ratio: pace the emulated device's CPU side so that copying an expert takes this many times as long
             as running it there, as on real hardware, where cores and link read the same memory; None: no pacing.
+        cpu_threads: measure experts on the CPU with each of these numbers of threads; one is always measured.
         name: of the profile.
         repeats: generations per token count.
         progress: called with (steps done, steps in all).
@@ -86,6 +88,7 @@ def calibrate(
     compute_ns = tables.num_layers * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
     rate = h2d_bytes_per_s or _rate_for(copy_to_compute_ratio or 11.0, compute_ns, tables.bytes_per_token)
     cpu = measure_cpu_costs(loaded, ids, counts, rate, latency_ns, tables.reference_ns)
+    by_threads = measure_cpu_threads(loaded, ids, counts, rate, latency_ns, tables.reference_ns, cpu_threads)
     tick()
     loads = measure_load_costs(
         loaded, ids, rate, latency_ns, reference_ns=tables.reference_ns, vectors_path=vectors_path
@@ -101,6 +104,7 @@ def calibrate(
         cpu_start_ns=cpu.start_ns,
         cpu_split_ns=cpu.split_ns,
         cpu_beside_ns=cpu.beside_ns,
+        cpu_by_threads=by_threads,
         pass_overhead_ns=tuple(tables.overhead_ns),
         decide_ns=tables.decide_ns,
         decide_first_load_ns=loads.first_load_ns,

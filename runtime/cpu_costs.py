@@ -15,6 +15,7 @@ from runtime.offloading import offloaded
 from runtime.records import LayerTimes, PassRecord
 from runtime.steadiness import Probes, around_passes, probed, steady_only
 from simulator.policies.config import parse_config
+from trace_capture.hardware import CpuThreadCosts
 
 _TOKENS = 24
 
@@ -34,6 +35,32 @@ class CpuCosts(NamedTuple):
     """Further time of the CPU's part beside the device's."""
 
 
+def measure_cpu_threads(
+    loaded: LoadedModel,
+    ids: Tensor,
+    counts: Sequence[int],
+    rate: float,
+    latency_ns: int,
+    reference_ns: float,
+    threads: Sequence[int],
+) -> tuple[CpuThreadCosts, ...]:
+    """The same with each number of threads beyond one, rising; for the other arguments see `measure_cpu_costs`."""
+    result = []
+    for number in sorted(set(threads) - {1}):
+        costs = measure_cpu_costs(loaded, ids, counts, rate, latency_ns, reference_ns, number)
+        result.append(
+            CpuThreadCosts(
+                threads=number,
+                cpu_experts_ns=tuple(costs.experts_ns),
+                cpu_layer_ns=costs.layer_ns,
+                cpu_start_ns=costs.start_ns,
+                cpu_split_ns=costs.split_ns,
+                cpu_beside_ns=costs.beside_ns,
+            )
+        )
+    return tuple(result)
+
+
 class _Layer(NamedTuple):
     times: LayerTimes
     on_device: int
@@ -46,7 +73,13 @@ class _Pass(NamedTuple):
 
 
 def measure_cpu_costs(
-    loaded: LoadedModel, ids: Tensor, counts: Sequence[int], rate: float, latency_ns: int, reference_ns: float
+    loaded: LoadedModel,
+    ids: Tensor,
+    counts: Sequence[int],
+    rate: float,
+    latency_ns: int,
+    reference_ns: float,
+    threads: int = 1,
 ) -> CpuCosts:
     """Run all layers on the CPU with prompts of each length, then misses alone.
 
@@ -56,12 +89,13 @@ def measure_cpu_costs(
         counts: token counts, the first of them 1.
         rate, latency_ns: of the link.
         reference_ns: of the fixed work in calibration (`runtime.steadiness`).
+        threads: of the CPU's part.
     """
     link = {"h2d_bytes_per_s": rate, "latency_ns": latency_ns}
-    alone = {"cache": {"budget_ratio": 1.0}, "cpu": {"layers": "all"}, "device": link}
+    alone = {"cache": {"budget_ratio": 1.0}, "cpu": {"layers": "all", "threads": threads}, "device": link}
     passes = _run(loaded, alone, [ids[:, :count] for count in counts[1:]])
     whole = [_handed_over(passes, count, reference_ns) for count in counts]
-    misses = {"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses"}, "device": link}
+    misses = {"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses", "threads": threads}, "device": link}
     decode = [item for item in _run(loaded, misses, [ids[:, :4], ids[:, :2]]) if item[0].record.tokens == 1]
     steady = steady_only(decode, reference_ns)
     return _read(whole, [layer for each in steady.items for layer in each.layers], steady.slowdown)

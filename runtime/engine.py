@@ -86,7 +86,7 @@ class Engine:
         pace_ns = config.device.cpu_expert_ns if isinstance(link, EmulatedLink) else 0
         self._host = None
         if config.cpu.is_used:
-            self._host = HostExperts(sites, store.banks, implementation, config.cpu.threads, pace_ns)
+            self._host = HostExperts(sites, store.banks, implementation, config.cpu.live_threads, pace_ns)
         self.pairs_on_device = 0
         """(token, expert) pairs that the device has computed; each pair is computed once, here or on the CPU."""
         self.pairs_on_cpu = 0

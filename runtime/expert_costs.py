@@ -45,10 +45,17 @@ def measure_expert_times(
     scale = np.array(shape.expert_bytes) / shape.expert_bytes[site.index]
     hidden = shape.hidden_size or 0
     sides = []
-    for implementation, where in zip(implementations, (device, torch.device("cpu")), strict=True):
+    threads = torch.get_num_threads()
+    for implementation, where, count in zip(
+        implementations, (device, torch.device("cpu")), (threads, config.cpu.live_threads), strict=True
+    ):
         kernel = stock_kernel(site.experts, implementation)[0]
         view = SlotExperts(site.experts, {name: part.to(where) for name, part in few.items()})
-        sides.append(_side(kernel, view, hidden, served, where))
+        torch.set_num_threads(count)
+        try:
+            sides.append(_side(kernel, view, hidden, served, where))
+        finally:
+            torch.set_num_threads(threads)
     copy_ns = [_copy_ns(config, size, few, device) for size in shape.expert_bytes]
     (device_base, device_each), (cpu_base, cpu_each) = sides
     if not config.cpu.is_used:

@@ -64,6 +64,11 @@ class LoadedModel:
     tokenizer: Any
     path: str
 
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the model is on a CUDA device."""
+        return bool(next(self.model.parameters()).device.type == "cuda")
+
     def encode(self, prompt: str, max_new_tokens: int) -> Tensor:
         """Token ids [1, T] of a prompt on the model's device.
 

@@ -51,7 +51,7 @@ KEY_COMMENTS = {
     "cpu.max_tokens": "threshold: experts with more tokens in a pass are loaded",
     "cpu.admissions": "experts that ran on the CPU: at most so many on their way to the device at once; 0: none",
     "cpu.hot_misses": "of balanced: misses run on the CPU, load if hot, or balance: whatever ends the layer sooner",
-    "cpu.threads": "of the live engine's CPU side",
+    "cpu.threads": "cores that run these experts",
     "device": "where the slots are; link numbers are used by the emulated device alone",
     "device.backend": "auto: CUDA where the model is on a CUDA device, else emulated",
     "device.serial": "true: wait for every load where it is issued (for debugging)",

@@ -96,8 +96,9 @@ class MeasuredCompute:
 class RooflineCompute:
     """Compute times from the numbers of a profile: `simulator.costs.device` and `simulator.costs.host`."""
 
-    def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
+    def __init__(self, profile: HardwareProfile, shape: ModelShape, cpu_threads: int | None = None) -> None:
         self.device = DeviceCosts(profile, shape)
+        self._cpu_threads = cpu_threads
         self._profile = profile
         self._shape = shape
         host = profile.host
@@ -127,7 +128,7 @@ class RooflineCompute:
         Raises:
             ProfileError: the profile knows no host.
         """
-        return HostCosts(self._profile)
+        return HostCosts(self._profile, self._cpu_threads)
 
     def overhead_ns(self, tokens: int) -> int:
         """See `ComputeCosts`. The head runs for the last token alone."""
@@ -143,7 +144,7 @@ class RooflineCompute:
 
 
 class Sharing(NamedTuple):
-    """Further times of a layer that device and CPU share."""
+    """Further times of a layer that device and CPU share; known of calibrated machines alone."""
 
     start_ns: int
     """Handing experts to the CPU."""
@@ -158,30 +159,33 @@ class CostModel:
 
     Uses the measured tables where the profile was calibrated with this very model, else the data sheet.
 
+    Args:
+        profile: the machine.
+        shape: the model.
+        cpu_threads: for experts on the CPU; None: as many as the profile counts on (`host.threads`, else all cores; one
+            where the machine was calibrated).
+
     Raises:
-        ProfileError: a rate that is needed is zero.
+        ProfileError: a rate that is needed is zero, or nobody measured so many threads.
     """
 
-    def __init__(self, profile: HardwareProfile, shape: ModelShape) -> None:
+    def __init__(self, profile: HardwareProfile, shape: ModelShape, cpu_threads: int | None = None) -> None:
         self._profile = profile
+        self._cpu_threads = cpu_threads
         self._shape = shape
         self.link = LinkCosts(profile, shape)
         self.issue_ns = self.link.issue_ns
         measured = profile.measured
         self.is_measured = measured is not None and measured.model == shape.name
         self.compute: ComputeCosts
+        self.sharing = Sharing(0, 0, 0)
         if measured is not None and self.is_measured:
+            measured = measured.with_cpu_threads(cpu_threads)
             self.compute = MeasuredCompute(measured)
+            parts = (measured.cpu_start_ns, measured.cpu_split_ns, measured.cpu_beside_ns)
+            self.sharing = Sharing(*map(round, parts))
         else:
-            self.compute = RooflineCompute(profile, shape)
-
-    @property
-    def sharing(self) -> Sharing:
-        """What a layer costs further where experts run on the CPU; known of calibrated machines alone."""
-        measured = self._profile.measured
-        if not self.is_measured or measured is None:
-            return Sharing(0, 0, 0)
-        return Sharing(round(measured.cpu_start_ns), round(measured.cpu_split_ns), round(measured.cpu_beside_ns))
+            self.compute = RooflineCompute(profile, shape, cpu_threads)
 
     def wakeup_ns(self, stall_ns: int) -> int:
         """Time lost after a stall: by its length where that was measured with this model, else the link's constant.
@@ -256,7 +260,7 @@ class CostModel:
 
     @cached_property
     def _host(self) -> HostCosts:
-        return HostCosts(self._profile)
+        return HostCosts(self._profile, None if self.is_measured else self._cpu_threads)
 
 
 def interpolate_ns(points: Sequence[float], values: Sequence[float], at: float) -> int:

@@ -21,7 +21,8 @@ def times_for(config: OffloadConfig, hardware: HardwareProfile, shape: ModelShap
     """
     if not config.needs_expert_times:
         return None
-    return expert_times(CostModel(hardware, shape), shape, config.utility.gamma, config.cpu.is_used)
+    costs = CostModel(hardware, shape, config.cpu.used_threads)
+    return expert_times(costs, shape, config.utility.gamma, config.cpu.is_used)
 
 
 def expert_times(costs: CostModel, shape: ModelShape, gamma: int, has_cpu: bool) -> ExpertTimes:

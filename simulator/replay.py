@@ -72,7 +72,7 @@ def simulate(
     """
     if trace.num_tokens == 0:
         raise TraceError("the trace has no rows, so there is nothing to replay; capture it again")
-    costs = CostModel(hardware, trace.shape)
+    costs = CostModel(hardware, trace.shape, config.cpu.used_threads)
     source, trace = trace, split_prefill(trace, config.prefill.micro_batch)
     counted = needs_hot_experts(config)
     config = with_hot_experts(config, profile or trace, trace.shape)

@@ -66,6 +66,8 @@ class Scenario(BaseModel):
     cpu_layers: int | Literal["all"] | None = None
     cpu_experts: Literal["none", "misses", "threshold"] = "none"
     cpu_max_tokens: int = Field(default=1, gt=0)
+    cpu_threads: int | None = Field(default=None, gt=0)
+    """Cores that run experts; None: all of the host."""
     prefill: Literal["on-demand", "stream"] = "on-demand"
     micro_batch: int | None = Field(default=None, gt=0)
     gamma: int | None = Field(default=None, ge=0)
@@ -188,6 +190,7 @@ def _strategy_table(scenario: Scenario, trace: Trace, hardware: HardwareProfile)
         cache["budget_bytes"] = _rest_of_memory(scenario, trace, hardware)
     prefetch = {"source": scenario.prefetch, "mode": scenario.mode, "recall": scenario.recall, "seed": scenario.seed}
     cpu: dict[str, Any] = {"policy": scenario.cpu_experts, "max_tokens": scenario.cpu_max_tokens}
+    cpu["threads"] = scenario.cpu_threads
     if scenario.cpu_layers is not None:
         cpu["layers"] = scenario.cpu_layers
     prefill = {"strategy": scenario.prefill, "micro_batch": scenario.micro_batch}

@@ -83,6 +83,7 @@ def choices_of(split: str, config: OffloadConfig, gamma: int | None) -> Choices:
         f"prefetch.commit_layers.{source}": 0,
         "cpu.policy": cpu.policy,
         "cpu.layers": cpu.layers or 0,
+        "cpu.threads": cpu.threads,
         "cpu.admissions": cpu.admissions,
         "cpu.max_tokens": cpu.max_tokens,
         "utility.signal": config.utility.signal,

@@ -14,7 +14,7 @@ from simulator.replay import simulate
 from simulator.result_store import ResultStore
 from simulator.slot_split import SlotSplit, split_slots
 from simulator.tune import Finalists, TuneOptions, TuneResult, split_trace, verdict
-from simulator.tune_cpu import Named, num_with_cpu_misses, with_cpu_layers, with_cpu_misses
+from simulator.tune_cpu import CpuThreads, Named, cpu_threads_for, num_with_cpu_misses, with_cpu_layers, with_cpu_misses
 from simulator.tune_front import Candidate
 from simulator.tune_goal import Goal, figures_of
 from simulator.tune_grid import Scope, choices_of, grid, policies_for, sources_for, splits_for
@@ -74,14 +74,14 @@ class Tuning:
         self._copy_ns = [self.costs.copy_ns(size) for size in trace.shape.expert_bytes]
         self._hits = lru_hit_curve(self.train[self.base].trace, GENERATING)
         self.split = self._split(budget_bytes, 0)
+        self.threads = CpuThreads() if self._device_is_the_cpu else cpu_threads_for(hardware, trace.shape)
         self.candidates: list[Candidate] = []
         self._seen: set[str] = set()
 
     def run(self) -> TuneResult:
         """Grid, search, smaller budgets, confirmation."""
-        has_cpu = (self.costs.is_measured or self.hardware.host is not None) and not self._device_is_the_cpu
-        space = self._space(has_cpu)
-        first = self._grid(has_cpu)
+        space = self._space()
+        first = self._grid()
         grid_best = self.candidates[0]
         if self.options.objective == "memory":
             limit_ms = (1 + self.options.slowdown_ratio) * min(one.train_tpot_ms for one in self.candidates)
@@ -109,20 +109,25 @@ class Tuning:
         measured = self.hardware.measured
         return self.hardware.emulated and self.costs.is_measured and measured is not None and not measured.cpu_paced_ns
 
-    def _grid(self, has_cpu: bool) -> list[tuple[Choices, Candidate]]:
+    def _grid(self) -> list[tuple[Choices, Candidate]]:
         """Replay the grid; what a study calls each configuration, the best first."""
         train = self.train[self.base].trace
         planned = grid(train, self.budget_bytes, self.split, self.scopes, self.device, self.profile)
-        on_cpu = with_cpu_layers(train, self.budget_bytes, self.device) if has_cpu else []
-        num_cpu = len(on_cpu) + has_cpu * num_with_cpu_misses(len(planned))
+        counts = self.threads.counts
+        on_cpu = with_cpu_layers(train, self.budget_bytes, self.device) if counts else []
+        num_cpu = len(on_cpu) + num_with_cpu_misses(len(planned)) + 2 * (len(counts) - 1) if counts else 0
         self.steps.total = len(planned) + num_cpu + self.options.trials + len(self._shares()) + 3
         pairs = self._try_named(planned)
-        if has_cpu:
-            best = sorted(pairs, key=lambda pair: self._rank(pair[1]))
-            on_cpu += with_cpu_misses([(one.split, one.config) for _, one in best])
-            pairs += self._try_named(on_cpu)
+        if counts:
+            on_cpu += with_cpu_misses(self._best_of(pairs))
+            pairs += self._try_named(self.threads.chosen(on_cpu))
+            pairs += self._try_named(self.threads.others(self._best_of(pairs)))
         self.candidates.sort(key=self._rank)
         return sorted(pairs, key=lambda pair: self._rank(pair[1]))
+
+    def _best_of(self, pairs: Sequence[tuple[Choices, Candidate]]) -> list[Named]:
+        """What was tried, the best first."""
+        return [(one.split, one.config) for _, one in sorted(pairs, key=lambda pair: self._rank(pair[1]))]
 
     def _try_named(self, named: Sequence[Named]) -> list[tuple[Choices, Candidate]]:
         part = self.train[self.base]
@@ -215,7 +220,7 @@ class Tuning:
         if self.options.objective == "memory":
             tpot_ms = figures_of(ranked[-1][1], self.trace.shape).tpot_ms
             goal = replace(goal, limit_ms=(1 + self.options.slowdown_ratio) * tpot_ms)
-        notes = [_NO_CPU] if self._device_is_the_cpu else []
+        notes = [_NO_CPU] if self._device_is_the_cpu else [self.threads.origin] if self.threads.origin else []
         return Finalists(baseline, tuple(ranked), goal, runner_up, notes)
 
     def _held_out(self, config: OffloadConfig, gamma: int | None, *, counts: bool = True) -> Run:
@@ -225,10 +230,12 @@ class Tuning:
             self.steps.step()
         return run
 
-    def _rank(self, candidate: Candidate) -> tuple[float, float]:
-        return self.goal.score(candidate.figures), self.goal.speed_ms(candidate.figures)
+    def _rank(self, candidate: Candidate) -> tuple[float, float, int]:
+        """Better ones first; of equally good ones those that leave more cores free."""
+        figures, threads = candidate.figures, candidate.config.cpu.used_threads or 0
+        return self.goal.score(figures), self.goal.speed_ms(figures), threads
 
-    def _space(self, has_cpu: bool) -> Space:
+    def _space(self) -> Space:
         train = self.train[self.base].trace
         has_drafts = train.info.draft is not None or bool(self.options.drafts)
         reads_prompts = self.options.objective in ("ttft", "throughput")
@@ -241,7 +248,7 @@ class Tuning:
             budget_bytes=self.budget_bytes,
             device=self.device,
             ilp_slots=lambda budget_bytes, cpu_layers: self._split(budget_bytes, cpu_layers).slots,
-            has_cpu=has_cpu,
+            cpu_threads=self.threads.counts,
             with_prefill=reads_prompts,
             with_budget=self.options.objective == "memory",
             gammas=self.gammas,
@@ -279,6 +286,7 @@ class Tuning:
             "profile": self.profile.digest,
             "device": self.device.model_dump(mode="json"),
             "scopes": list(self.scopes),
+            "cpu_threads": list(self.threads.counts),
             "options": self.options.as_json(),
             "versions": software_versions("simpy", "optuna"),
         }

@@ -19,6 +19,7 @@ from simulator.policies.config import CacheConfig, DeviceConfig, Mode, OffloadCo
 from simulator.policies.placement import PLACEMENT_POLICIES
 from simulator.policies.prefetch import make_prefetch_policy
 from simulator.policies.utility import BOUNDARY_RULES, UTILITY_SIGNALS
+from simulator.tune_cpu import threads_text
 from simulator.tune_quality import CommitCost
 from trace_capture.expert_counts import ExpertCounts
 from trace_capture.statistics import predictor_recall
@@ -48,7 +49,7 @@ class Space:
         budget_bytes: device memory for experts.
         device: goes into every configuration as it is.
         ilp_slots: the integer program.
-        has_cpu: whether the CPU may run experts.
+        cpu_threads: numbers of threads that may run experts on the CPU; empty where it may run none.
         with_prefill: whether the way to read prompts matters.
         with_budget: whether less than the budget may be taken.
         gammas: drafts per verify pass to choose from; (None,) for passes as captured.
@@ -64,7 +65,7 @@ class Space:
     budget_bytes: int
     device: DeviceConfig
     ilp_slots: IlpSlots
-    has_cpu: bool = False
+    cpu_threads: tuple[int, ...] = ()
     with_prefill: bool = False
     with_budget: bool = False
     gammas: tuple[int | None, ...] = (None,)
@@ -80,9 +81,11 @@ class Space:
         if self.with_budget:
             pick.number("budget.eighths", self._fewest_eighths, EIGHTHS)
         self._choose_prefetch(pick, pick.one_of("prefetch.source", self.sources))
-        if self.has_cpu:
+        if self.cpu_threads:
             placement = pick.one_of("cpu.policy", tuple(PLACEMENT_POLICIES))
-            pick.number("cpu.layers", 0, self.train.shape.num_moe_layers)
+            layers = pick.number("cpu.layers", 0, self.train.shape.num_moe_layers)
+            if (placement != "none" or layers) and len(self.cpu_threads) > 1:
+                pick.one_of("cpu.threads", self.cpu_threads)
             if placement != "none":
                 pick.number("cpu.admissions", 0, _MOST_ADMISSIONS)
             if placement == "threshold":
@@ -116,6 +119,7 @@ class Space:
                 "layers": cpu_layers or (),
                 "admissions": choices.get("cpu.admissions", 2),
                 "max_tokens": choices.get("cpu.max_tokens", 1),
+                "threads": choices.get("cpu.threads"),
             },
             "prefill": {
                 "strategy": choices.get("prefill.strategy", "on-demand"),
@@ -243,4 +247,4 @@ def _label(choices: Choices) -> str:
         parts.append(f"{choices['gamma']} drafts")
     if choices.get("budget.eighths", EIGHTHS) != EIGHTHS:
         parts.append(f"{choices['budget.eighths']} eighths of the budget")
-    return ", ".join(parts)
+    return ", ".join(parts) + threads_text(choices.get("cpu.threads"))

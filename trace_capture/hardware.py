@@ -136,6 +136,24 @@ class DraftCosts(BaseModel):
         return self.model_copy(update={name: tuple(ratio * value for value in getattr(self, name)) for name in tables})
 
 
+class CpuThreadCosts(BaseModel):
+    """What experts on the CPU cost with a number of threads other than one; fields as those of `MeasuredCosts`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    threads: Annotated[int, Field(gt=1)]
+    cpu_experts_ns: tuple[float, ...]
+    cpu_layer_ns: float = 0.0
+    cpu_start_ns: float = 0.0
+    cpu_split_ns: float = 0.0
+    cpu_beside_ns: float = 0.0
+
+    def slowed(self, ratio: float) -> CpuThreadCosts:
+        """The same on a machine on which all of it takes `ratio` times longer."""
+        names = ("cpu_layer_ns", "cpu_start_ns", "cpu_split_ns", "cpu_beside_ns")
+        table = tuple(ratio * value for value in self.cpu_experts_ns)
+        return self.model_copy(update={"cpu_experts_ns": table} | {name: ratio * getattr(self, name) for name in names})
+
+
 class MeasuredCosts(BaseModel):
     """Compute times of one model measured on this machine; tables over tokens per pass, interpolated between."""
 
@@ -148,7 +166,8 @@ class MeasuredCosts(BaseModel):
     experts_ns: tuple[float, ...]
     """One layer's routed experts on the device."""
     cpu_experts_ns: tuple[float, ...]
-    """One layer's routed experts on the CPU, all of them, from their hand-over until they are back."""
+    """One layer's routed experts on the CPU, all of them, from their hand-over until they are back, with one thread as
+    all of `cpu_*`."""
     pass_overhead_ns: tuple[float, ...]
     """Per pass beside layers: embedding, head, sampling, generation loop."""
     decide_ns: float
@@ -179,6 +198,8 @@ class MeasuredCosts(BaseModel):
     """Further time of the CPU's part of a layer of which another part runs on the device."""
     cpu_paced_ns: float = 0.0
     """An emulated CPU runs no expert in less; 0: it is as fast as this machine."""
+    cpu_by_threads: tuple[CpuThreadCosts, ...] = ()
+    """The same with more threads, rising; empty: one thread alone was measured."""
     stall_ns: tuple[float, ...] = ()
     """Lengths of stalls at which `wakeup_ns` was measured, rising; empty: `link.wakeup_ns` after every stall."""
     wakeup_ns: tuple[float, ...] = ()
@@ -196,7 +217,29 @@ class MeasuredCosts(BaseModel):
         changed |= {name: tuple(ratio * value for value in getattr(self, name)) for name in tables}
         changed["predict_by_source_ns"] = {name: ratio * value for name, value in self.predict_by_source_ns.items()}
         changed["draft"] = self.draft.slowed(ratio) if self.draft else None
+        changed["cpu_by_threads"] = tuple(costs.slowed(ratio) for costs in self.cpu_by_threads)
         return self.model_copy(update=changed)
+
+    @property
+    def cpu_threads(self) -> tuple[int, ...]:
+        """Numbers of threads that experts on the CPU were measured with, rising."""
+        return (1, *(costs.threads for costs in self.cpu_by_threads))
+
+    def with_cpu_threads(self, threads: int | None) -> MeasuredCosts:
+        """The costs with so many threads for experts on the CPU; None: one.
+
+        Raises:
+            ProfileError: that was not measured.
+        """
+        if threads in (None, 1):
+            return self
+        for costs in self.cpu_by_threads:
+            if costs.threads == threads:
+                return self.model_copy(update=costs.model_dump(exclude={"threads"}))
+        raise ProfileError(
+            f"cpu.threads is {threads} and the profile was calibrated with {numbers_text(self.cpu_threads)} for "
+            "experts on the CPU; take one of these, or calibrate again with --cpu-threads"
+        )
 
     @model_validator(mode="after")
     def _tables_fit(self) -> MeasuredCosts:
@@ -207,6 +250,12 @@ class MeasuredCosts(BaseModel):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.tokens)} token counts")
         if list(self.stall_ns) != sorted(set(self.stall_ns)) or len(self.stall_ns) != len(self.wakeup_ns):
             raise ValueError("stall_ns must rise and have as many entries as wakeup_ns")
+        if list(self.cpu_threads) != sorted(set(self.cpu_threads)):
+            raise ValueError("cpu_by_threads must rise by threads")
+        if any(len(costs.cpu_experts_ns) != len(self.tokens) for costs in self.cpu_by_threads):
+            raise ValueError(
+                f"cpu_by_threads: cpu_experts_ns needs an entry for each of {len(self.tokens)} token counts"
+            )
         return self
 
 
@@ -269,6 +318,13 @@ class HardwareProfile(BaseModel):
         if version != PROFILE_SCHEMA_VERSION:
             raise ProfileError(f"hardware profile {path} has schema_version {version}, wanted {PROFILE_SCHEMA_VERSION}")
         return checked(HardwareProfile, raw, f"hardware profile {path}")
+
+
+def numbers_text(counts: tuple[int, ...]) -> str:
+    """Numbers of threads in words, such as `1, 2 or 4 threads`."""
+    *first, last = map(str, counts)
+    text = f"{', '.join(first)} or {last}" if first else last
+    return f"{text} thread{'s' if counts[-1] > 1 else ''}"
 
 
 Part = TypeVar("Part", bound=BaseModel)

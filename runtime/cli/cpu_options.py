@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,9 +21,12 @@ CpuExperts = Annotated[
         help="What the CPU runs of the other layers: 'misses', or 'threshold:N', misses that up to N tokens ask for.",
     ),
 ]
+CpuThreads = Annotated[int | None, typer.Option("--cpu-threads", min=1, help="Cores that run experts on the CPU.")]
 
 
-def with_cpu(config: OffloadConfig, layers: str | None, experts: str | None) -> OffloadConfig:
+def with_cpu(
+    config: OffloadConfig, layers: str | None, experts: str | None, threads: int | None = None
+) -> OffloadConfig:
     """A configuration with the CPU's part as the options say; as it is where they are left out.
 
     Raises:
@@ -30,7 +34,7 @@ def with_cpu(config: OffloadConfig, layers: str | None, experts: str | None) -> 
     """
     from simulator.policies.config import parse_config
 
-    if layers is None and experts is None:
+    if layers is None and experts is None and threads is None:
         return config
     cpu: dict[str, Any] = config.cpu.model_dump()
     if layers is not None:
@@ -40,7 +44,28 @@ def with_cpu(config: OffloadConfig, layers: str | None, experts: str | None) -> 
         cpu["policy"] = policy
         if tokens or policy == "threshold":
             cpu["max_tokens"] = _number(tokens, "--cpu-experts threshold", "threshold:N with N tokens")
-    return parse_config(config.model_dump() | {"cpu": cpu}, where="--cpu-layers, --cpu-experts")
+    if threads is not None:
+        cpu["threads"] = threads
+    return parse_config(config.model_dump() | {"cpu": cpu}, where="--cpu-layers, --cpu-experts, --cpu-threads")
+
+
+def read_threads(text: str | None, *, has_cpu: bool) -> tuple[int, ...]:
+    """Numbers of threads to calibrate with: as given; else powers of two up to the cores and all of these where the
+    CPU is not the emulated device itself.
+
+    Raises:
+        ConfigError: not numbers from 1 to the cores.
+    """
+    from trace_capture.errors import ConfigError
+
+    cores = os.cpu_count() or 1
+    if text is None:
+        powers = (1 << power for power in range(cores.bit_length()))
+        return tuple(sorted({1, cores, *(power for power in powers if power < cores)})) if has_cpu else (1,)
+    counts = tuple(_number(part.strip(), "--cpu-threads", "numbers such as 1,2,4") for part in text.split(","))
+    if not all(1 <= count <= cores for count in counts):
+        raise ConfigError(f"--cpu-threads {text}: this machine has {cores} cores; give numbers from 1 to {cores}")
+    return counts
 
 
 def _number(text: str, option: str, wanted: str) -> int:

@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.ablate_options import Ablate
 from runtime.cli.app import Json, app, console, needs_live, progress_bar, quiet_threads, say, say_json, say_next
-from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
+from runtime.cli.cpu_options import CpuExperts, CpuLayers, CpuThreads, with_cpu
 from runtime.cli.machines import run_json, say_run
 from runtime.cli.strategy_options import Warmup
 from runtime.cli.traces import Draft, Estimator, Gamma, Model, NewTokens, PromptFile, Seed, Stream, Temperature, Vectors
@@ -28,6 +28,7 @@ def run_command(
     budget_ratio: Annotated[float, typer.Option(help="Without --config: LRU with this share of the experts.")] = 0.5,
     cpu_layers: CpuLayers = None,
     cpu_experts: CpuExperts = None,
+    cpu_threads: CpuThreads = None,
     prompts: PromptFile = None,
     text: Annotated[list[str], typer.Option("--text", "--prompt", help="A prompt; may be repeated.")] = [],  # noqa: B006
     max_new_tokens: NewTokens = 64,
@@ -62,7 +63,7 @@ def run_command(
     quiet_threads()
     chosen = load_config(config) if config else OffloadConfig.for_fraction(budget_ratio)
     without = read_ablations(ablate)
-    chosen, draft = ablated(with_cpu(chosen, cpu_layers, cpu_experts), without), draft_left(draft, without)
+    chosen, draft = ablated(with_cpu(chosen, cpu_layers, cpu_experts, cpu_threads), without), draft_left(draft, without)
     texts = read_prompts(prompts, text)
     watch = _watch_for(chosen)
     with progress_bar(not as_json) as step:

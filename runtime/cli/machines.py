@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.ablate_options import Ablate
 from runtime.cli.app import Json, Out, app, needs_live, progress_bar, quiet_threads, say, say_json, say_next
-from runtime.cli.cpu_options import CpuExperts, CpuLayers, with_cpu
+from runtime.cli.cpu_options import CpuExperts, CpuLayers, CpuThreads, read_threads, with_cpu
 from runtime.cli.draft_options import DEFAULT_ACCEPTANCE, Acceptance, DraftMib, Drafts, with_drafts
 from runtime.cli.hardware_options import (
     DEFAULT_HARDWARE,
@@ -42,6 +42,7 @@ from runtime.cli.strategy_options import (
 from runtime.cli.traces import Draft, Estimator, Gamma, Model, PromptFile, Texts, Vectors
 
 if TYPE_CHECKING:
+    from trace_capture.hardware import HardwareProfile
     from trace_capture.run import Run
 
 Profile = Annotated[
@@ -69,6 +70,13 @@ def calibrate_command(
     copy_to_cpu: Annotated[
         float | None,
         typer.Option(help="Pace the emulated CPU side: an expert's copy over its CPU time, about 2 on real machines."),
+    ] = None,
+    cpu_threads: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of threads to measure experts on the CPU with, such as 1,2,4 (default: powers of two up to "
+            "all cores; on an emulated device without --copy-to-cpu, whose CPU is the device itself, 1)."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -98,6 +106,7 @@ def calibrate_command(
             estimator_path=estimator,
             drafting=load_drafting(draft, gamma, loaded),
             copy_to_cpu_ratio=copy_to_cpu,
+            cpu_threads=read_threads(cpu_threads, has_cpu=copy_to_cpu is not None or loaded.on_cuda),
             progress=step("calibrate"),
         )
         profile = with_error_band(loaded, profile, texts[:3], progress=step("check predictions"))
@@ -105,6 +114,12 @@ def calibrate_command(
     if as_json:
         say_json(profile.model_dump(mode="json"))
         return
+    _say_profile(profile, out)
+    say_next(f"moe-studio simulate TRACE --hardware {out}")
+
+
+def _say_profile(profile: HardwareProfile, out: Path) -> None:
+    """What calibration measured."""
     say(f"{out}: {profile.description}")
     if profile.error_band is not None:
         say(f"  measured TPOT is expected at {profile.error_band.text()} of predictions; {profile.error_band.source}")
@@ -118,12 +133,14 @@ def calibrate_command(
         by_source = {"router": measured.predict_ns} | measured.predict_by_source_ns
         costs = ", ".join(f"{name} {cost / 1e3:.1f}" for name, cost in by_source.items())
         say(f"  one prediction of the next layer, us: {costs}")
+        on_cpu = [measured.with_cpu_threads(count).cpu_experts_ns[0] / 1e3 for count in measured.cpu_threads]
+        counts = ", ".join(f"{each:.0f} with {n}" for n, each in zip(measured.cpu_threads, on_cpu, strict=True))
+        say(f"  a layer's experts on the CPU, us by threads: {counts}")
         if measured.draft is not None:
             drafts, draft_ms = measured.draft.drafts[-1], measured.draft.drafting_ns[-1] / 1e6
             say(
                 f"  making {drafts} drafts: {draft_ms:.1f} ms; planning loads meanwhile {measured.plan_ns / 1e3:.0f} us"
             )
-    say_next(f"moe-studio simulate TRACE --hardware {out}")
 
 
 @app.command("simulate")
@@ -143,6 +160,7 @@ def simulate_command(
     config: Annotated[Path | None, typer.Option(help="A configuration (TOML) instead of the flags above.")] = None,
     cpu_layers: CpuLayers = None,
     cpu_experts: CpuExperts = None,
+    cpu_threads: CpuThreads = None,
     profile: Profile = None,
     warmup: Warmup = 0,
     hardware: Hardware = DEFAULT_HARDWARE,
@@ -174,7 +192,7 @@ def simulate_command(
     budget = budget_mib, budget_ratio
     table = strategy_table(strategy, scope, prefetch, mode, recall, seed, *budget, preload, prefill, micro_batch)
     machine, without = (hardware, gpu, host, link, disk, numbers), read_ablations(ablate)
-    whole = with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts)
+    whole = with_cpu(load_config(config) if config else parse_config(table), cpu_layers, cpu_experts, cpu_threads)
     run = simulate(
         ablated_trace(with_drafts(in_format(Trace.load(trace), weights), drafts, acceptance, draft_mib), without),
         chosen_profile(*machine),

@@ -27,13 +27,23 @@ class HostCosts:
     with many rows per expert the operations take longer than the reading. Beside that every expert costs a dispatch
     and every layer a hand-over from the device and back.
 
+    Args:
+        profile: a machine with a host.
+        cpu_threads: cores that run experts; None: `host.threads`, else all. Rates of one core count so many times, up
+            to what memory gives.
+
     Raises:
-        ProfileError: the profile has no host, or a rate in it is zero.
+        ProfileError: the profile has no host or not so many cores, or a rate in it is zero.
     """
 
-    def __init__(self, profile: HardwareProfile) -> None:
+    def __init__(self, profile: HardwareProfile, cpu_threads: int | None = None) -> None:
         host = require_host(profile)
-        threads = value_or(host.threads, host.cores.value)
+        threads = float(cpu_threads or value_or(host.threads, host.cores.value))
+        if cpu_threads is not None and cpu_threads > most_threads(host):
+            raise ProfileError(
+                f"cpu.threads is {cpu_threads} and {host.name} has {most_threads(host)} cores; take fewer, or correct "
+                "host.cores"
+            )
         self._ram_bytes_per_s = positive(host.ram_bytes_per_s, "host.ram_bytes_per_s", profile)
         stream = value_or(host.core_bytes_per_s, float("inf"))
         self._peak_bytes_per_s = min(self._ram_bytes_per_s * value_or(host.read_ratio, 1.0), threads * stream)
@@ -80,6 +90,11 @@ class HostCosts:
         asked = self.bytes_per_s(expert_bytes, weight_bytes) + copy_bytes_per_s
         ratio = max(1.0, asked / self._shared_bytes_per_s)
         return Contention(ratio, ratio)
+
+
+def most_threads(host: HostProfile) -> int:
+    """Threads that can run experts without sharing a core."""
+    return int(max(host.cores.value, value_or(host.threads, 0.0)))
 
 
 def require_host(profile: HardwareProfile) -> HostProfile:

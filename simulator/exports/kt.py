@@ -111,7 +111,7 @@ def _mapped(source: ExportSource, per_layer: int) -> OffloadConfig | None:
             policy="misses",
             layers=tuple(sorted(source.cpu_layers)),
             admissions=0,
-            threads=source.config.cpu.threads,
+            threads=source.config.cpu.used_threads,
         ),
         device=source.config.device,
     )

@@ -17,6 +17,7 @@ from simulator.exports.native import to_native
 from simulator.exports.result import Mapping
 from simulator.exports.source import ExportSource
 from simulator.exports.vllm import to_vllm
+from simulator.policies.config import CONFIG_SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
-    "native": Target("MoE Offload Studio: configuration (TOML)", "this version, schema_version 1", to_native),
+    "native": Target(
+        "MoE Offload Studio: configuration (TOML)", f"this version, schema_version {CONFIG_SCHEMA_VERSION}", to_native
+    ),
     "llama.cpp": Target(
         "llama.cpp: llama-server command and preset file (INI)",
         "llama.cpp, tools/server/README.md at commit 00dc8057; compare with 'llama-server --help'",

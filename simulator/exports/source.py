@@ -126,8 +126,8 @@ class ExportSource:
     @property
     def threads(self) -> int | None:
         """CPU threads for experts: the configuration's where it uses the CPU, else the machine's cores."""
-        if self.config.cpu.is_used and self.config.cpu.threads > 1:
-            return self.config.cpu.threads
+        if self.config.cpu.used_threads is not None:
+            return self.config.cpu.used_threads
         host = None if self.hardware is None else self.hardware.host
         return None if host is None else int((host.threads or host.cores).value)
 

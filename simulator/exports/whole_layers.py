@@ -65,7 +65,7 @@ def cpu_split_config(source: ExportSource, split: LayerSplit) -> OffloadConfig:
     return OffloadConfig(
         label="whole layers",
         cache=CacheConfig(policy="resident", slots_per_layer=slots),
-        cpu=CpuConfig(layers=split.elsewhere, threads=source.config.cpu.threads),
+        cpu=CpuConfig(layers=split.elsewhere, threads=source.config.cpu.used_threads),
         prefill=source.config.prefill.model_copy(update={"strategy": "on-demand"}),
         device=source.config.device,
     )

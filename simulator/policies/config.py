@@ -16,7 +16,7 @@ from trace_capture.band import ErrorBand, from_old_fields
 from trace_capture.errors import ConfigError
 from trace_capture.hardware import HardwareProfile
 
-CONFIG_SCHEMA_VERSION: Literal[1] = 1
+CONFIG_SCHEMA_VERSION: Literal[2] = 2
 
 
 ExpertId = Annotated[int, Field(ge=0)]
@@ -141,8 +141,9 @@ class CpuConfig(BaseModel):
     hot_misses: Literal["cpu", "load", "balance"] = "cpu"
     """For `balanced`: whether what has not landed always runs on the CPU, or is loaded and awaited where its utility
     reaches the threshold of `utility.loads`; or, with `balance`, as far as that lets the layer end sooner."""
-    threads: int = Field(default=1, gt=0)
-    """Of the live engine's CPU side, beside the thread that drives the device."""
+    threads: int | None = Field(default=None, gt=0)
+    """That run these experts, beside the thread that drives the device. None: one in the live engine and on a
+    calibrated machine, and as many as a data sheet's host has cores."""
 
     @field_validator("policy")
     @classmethod
@@ -155,6 +156,16 @@ class CpuConfig(BaseModel):
     def is_used(self) -> bool:
         """Whether the CPU may run an expert."""
         return self.policy != "none" or bool(self.layers)
+
+    @property
+    def used_threads(self) -> int | None:
+        """`threads`, where the CPU runs anything."""
+        return self.threads if self.is_used else None
+
+    @property
+    def live_threads(self) -> int:
+        """Threads of the live engine's CPU side."""
+        return self.threads or 1
 
     def whole_layers(self, num_layers: int) -> frozenset[int]:
         """MoE layers of a model with `num_layers` of them that run on the CPU altogether.
@@ -268,7 +279,7 @@ class OffloadConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    schema_version: Literal[1] = CONFIG_SCHEMA_VERSION
+    schema_version: Literal[2] = CONFIG_SCHEMA_VERSION
     label: str = ""
     cache: CacheConfig
     prefetch: PrefetchConfig = PrefetchConfig()
@@ -287,6 +298,17 @@ class OffloadConfig(BaseModel):
             device: fields of `DeviceConfig`, such as `h2d_bytes_per_s` of an emulated link.
         """
         return parse_config({"cache": {"budget_ratio": ratio}, "device": device})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, values: Any) -> Any:
+        """Files of version 1 say `cpu.threads = 1` whether or not anybody chose it."""
+        if not isinstance(values, dict) or values.get("schema_version") != 1:
+            return values
+        cpu = values.get("cpu")
+        if isinstance(cpu, dict) and cpu.get("threads") == 1:
+            values = values | {"cpu": {name: value for name, value in cpu.items() if name != "threads"}}
+        return values | {"schema_version": CONFIG_SCHEMA_VERSION}
 
     @model_validator(mode="after")
     def _has_utility(self) -> OffloadConfig:
@@ -327,8 +349,8 @@ def parse_config(raw: dict[str, Any], where: str = "configuration") -> OffloadCo
         ConfigError: naming the first key that is unknown, missing or wrong.
     """
     version = raw.get("schema_version", CONFIG_SCHEMA_VERSION)
-    if version != CONFIG_SCHEMA_VERSION:
-        raise ConfigError(f"{where}: schema_version is {version}, this program reads {CONFIG_SCHEMA_VERSION}")
+    if version not in (1, CONFIG_SCHEMA_VERSION):
+        raise ConfigError(f"{where}: schema_version is {version}, this program reads 1 and {CONFIG_SCHEMA_VERSION}")
     try:
         return OffloadConfig.model_validate(raw)
     except ValidationError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from runtime import host_experts
 from runtime.calibrate import calibrate
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling, load_model
@@ -132,7 +134,7 @@ def test_costs_of_a_slower_machine_are_all_longer_and_stalls_as_long(profile: Ha
     measured = profile.measured
     assert measured is not None
     before, after = measured.model_dump(), measured.slowed(2.0).model_dump()
-    same = {"model", "tokens", "samples", "stall_ns", "draft", "cpu_paced_ns"}
+    same = {"model", "tokens", "samples", "stall_ns", "draft", "cpu_paced_ns", "cpu_by_threads"}
     for name, value in before.items():
         factor = 1 if name in same else 2
         if isinstance(value, dict):
@@ -152,10 +154,18 @@ def test_costs_beside_the_link_are_told_from_layers_of_the_same_runs(profile: Ha
     assert measured.decide_first_load_ns + measured.decide_per_load_ns > 0
 
 
-def test_drafting_is_measured_and_predicts_speculative_passes(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_drafting_and_threads_are_measured_and_predict_speculative_passes(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafting = Drafting("draft", GAMMA, half_right(loaded.model))
-    profile = calibrate(loaded, TEXT, copy_to_compute_ratio=3.0, repeats=1, drafting=drafting, copy_to_cpu_ratio=2.0)
+    options = {"drafting": drafting, "copy_to_cpu_ratio": 2.0, "cpu_threads": (2,)}
+    ran_with: set[int] = set()
+    real = host_experts.run_pairs
+    monkeypatch.setattr(host_experts, "run_pairs", lambda *a: ran_with.add(torch.get_num_threads()) or real(*a))
+    profile = calibrate(loaded, TEXT, copy_to_compute_ratio=3.0, repeats=1, **options)
     measured = profile.measured
+    assert ran_with == {1, 2} and measured is not None and measured.cpu_threads == (1, 2)
+    assert min(measured.cpu_by_threads[0].cpu_experts_ns) > 0
     assert measured is not None and measured.draft is not None
     assert measured.draft.drafts == (1, GAMMA) and measured.draft.kind == "draft"
     assert 0 < measured.draft.drafting_ns[0] < measured.draft.drafting_ns[1] and min(measured.draft.overhead_ns) > 0

@@ -94,6 +94,12 @@ def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path
     runs = [json.loads(studio(*arguments, *flags).stdout) for flags in ([], ["--cpu-experts", "misses"])]
     assert runs[0]["texts"] == runs[1]["texts"]
     assert runs[0]["cpu_runs"] == 0 < runs[1]["cpu_runs"]
+    times = [
+        json.loads(studio("simulate", trace, *placed, "--cpu-threads", count, "--json").stdout)["tpot_ms"]
+        for count in (1, 4)
+    ]
+    assert times[0] > times[1] > 0, "a data sheet's host: four cores work through more than one"
+    assert_refused(studio("simulate", trace, *placed, "--cpu-threads", "999"), "cpu.threads is 999", "cores")
     assert_refused(studio("simulate", trace, "--cpu-layers", "few"), "--cpu-layers", "a number of layers, or 'all'")
     assert_refused(studio("simulate", trace, "--cpu-experts", "mises"), "did you mean 'misses'")
     assert_refused(studio("simulate", trace, "--ablate", "cpu"), "no such part")

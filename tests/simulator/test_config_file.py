@@ -41,6 +41,14 @@ def test_round_trip_is_equal(config: OffloadConfig, tmp_path: Path) -> None:
     assert load_config(path) == config
 
 
+def test_files_of_version_1_say_one_thread_whoever_chose_it(tmp_path: Path) -> None:
+    for version, threads, found in ((1, 1, None), (1, 2, 2), (2, 1, 1)):
+        (tmp_path / "c.toml").write_text(f"schema_version = {version}\n{GOOD}[cpu]\nlayers = 2\nthreads = {threads}\n")
+        config = load_config(tmp_path / "c.toml")
+        assert (config.cpu.threads, config.cpu.layers, config.schema_version) == (found, 2, 2)
+        assert OffloadConfig.model_validate(config.model_dump()) == config
+
+
 def test_file_says_what_it_is_and_how_to_use_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     save_config(make_config(budget_ratio=0.1).model_copy(update={"provenance": PROVENANCE}), path, ["from trace x"])
@@ -62,7 +70,7 @@ GOOD = "[cache]\npolicy = 'lru'\nbudget_ratio = 0.5\n"
         (GOOD + "polcy = 'lru'", r"unknown key 'cache.polcy'; did you mean 'cache.policy'"),
         (GOOD + "[devise]\nserial = true", r"unknown key 'devise'; did you mean 'device'"),
         (GOOD + "[device]\nlatncy_ns = 3", r"did you mean 'device.latency_ns'"),
-        ("schema_version = 2\n" + GOOD, r"schema_version is 2, this program reads 1"),
+        ("schema_version = 3\n" + GOOD, r"schema_version is 3, this program reads 1 and 2"),
         (GOOD.replace("lru", "lro"), r"cache.policy: unknown cache policy 'lro'; did you mean 'lru'"),
         (GOOD.replace("0.5", "1.5"), r"cache.budget_ratio: .*less than or equal to 1"),
         (GOOD + "budget_bytes = 3", r"cache: give exactly one of slots_per_layer, budget_bytes, budget_ratio"),

@@ -114,6 +114,8 @@ def test_sizes_threads_and_fit_are_said() -> None:
     given = parsed(exported("llama.cpp", config, context=8192, model_path="/m/a b.gguf", hardware=machine()))
     assert (given.model, given.ctx_size, given.threads, given.fit) == ("/m/a b.gguf", 8192, 5, "off")
     assert (given.ubatch_size, given.batch_size) == (4096, 4096), "-ub is cut to -b, whose default is 2048"
+    one = config_of({"budget_ratio": 0.5}, cpu={"policy": "misses", "threads": 1})
+    assert parsed(exported("llama.cpp", one, hardware=machine())).threads == 1, "as chosen, not the host's six"
     plain = parsed(exported("llama.cpp", config_of({"budget_ratio": 0.5}), hardware=machine()))
     assert (plain.threads, plain.ubatch_size, plain.ctx_size) == (6, None, None), "the host's cores; defaults"
 

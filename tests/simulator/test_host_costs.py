@@ -8,6 +8,7 @@ from simulator.cost_model import CostModel
 from simulator.costs.host import ALONE, HostCosts
 from tests.simulator.builders import make_hardware, make_host, make_measured, make_shape
 from trace_capture.errors import ProfileError
+from trace_capture.hardware import CpuThreadCosts
 
 SHAPE = make_shape(layers=2, expert_bytes=1000)  # top-3 of 16, two bytes per weight
 
@@ -24,6 +25,38 @@ def test_a_row_each_costs_reading_dispatch_and_hand_over() -> None:
 def test_cores_limit_the_rate_until_memory_does(threads: int | None, expected_ns: int) -> None:
     host = make_host(ram=5e9, cores=4, core_rate=0.5e9, threads=threads)
     assert CostModel(make_hardware(host=host), SHAPE).compute.cpu_experts_ns(0, 1, 1, 1) == expected_ns
+
+
+def test_a_configuration_may_take_fewer_cores_than_there_are_and_no_more() -> None:
+    hardware = make_hardware(bytes_per_s=1e9, host=make_host(ram=8e9, cores=4, core_rate=1e9, threads=3))
+    by_threads = [CostModel(hardware, SHAPE, count) for count in (None, 1, 2, 4)]
+    assert [costs.compute.cpu_experts_ns(0, 1, 1, 1) for costs in by_threads] == [333, 1000, 500, 250]
+    assert by_threads[1].contention(0) == ALONE
+    tight = make_hardware(bytes_per_s=1e9, host=make_host(ram=3e9, cores=4, core_rate=1e9))
+    assert CostModel(tight, SHAPE, 1).contention(0) == ALONE, "one core leaves memory for the copies"
+    assert CostModel(tight, SHAPE, 4).contention(0).copy_ratio == pytest.approx(4 / 3)
+    with pytest.raises(ProfileError, match="cpu.threads is 5 and toy host has 4 cores"):
+        _ = CostModel(hardware, SHAPE, 5).compute.cpu_experts_ns(0, 1, 1, 1)
+
+
+def test_threads_that_were_measured_have_costs_of_their_own_and_others_none() -> None:
+    two = CpuThreadCosts(threads=2, cpu_experts_ns=(5000.0,), cpu_layer_ns=1000.0, cpu_start_ns=7.0, cpu_beside_ns=9.0)
+    measured = make_measured(cpu_layer_ns=3000.0, cpu_start_ns=5.0, cpu_beside_ns=6.0, cpu_by_threads=(two,))
+    hardware = make_hardware(measured=measured)
+    shape = make_shape(layers=2)
+    for count, whole, half, sharing in (
+        (None, 9000, 6000, (5, 0, 6)),
+        (1, 9000, 6000, (5, 0, 6)),
+        (2, 5000, 3000, (7, 0, 9)),
+    ):
+        costs = CostModel(hardware, shape, count)
+        assert [costs.compute.cpu_experts_ns(0, 1, experts, 4) for experts in (4, 2)] == [whole, half]
+        assert costs.sharing == sharing
+        assert costs.compute.experts_ns(0, 1, 3, 3) == 700, "the device's experts are as before"
+    with pytest.raises(ProfileError, match="cpu.threads is 4 .* calibrated with 1 or 2 threads"):
+        CostModel(hardware, shape, 4)
+    slowed = measured.slowed(2.0).cpu_by_threads[0]
+    assert (slowed.cpu_experts_ns, slowed.cpu_layer_ns, slowed.threads) == ((10_000.0,), 2000.0, 2)
 
 
 def test_small_experts_reach_less_of_the_rate() -> None:

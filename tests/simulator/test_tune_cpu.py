@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from optuna.trial import FixedTrial
+
 from simulator import tune
 from simulator.policies.config import DeviceConfig
-from simulator.tune_cpu import with_cpu_layers
+from simulator.tune_cpu import cpu_threads_for, with_cpu_layers
+from simulator.tune_space import Space
 from tests.simulator.builders import make_hardware, make_host, make_measured, make_shape, mixed_trace
+from trace_capture.hardware import CpuThreadCosts
 from trace_capture.trace import Trace
 
 
@@ -69,3 +73,55 @@ def test_progress_counts_every_simulation() -> None:
     assert steps == [(done, total) for done in range(1, total + 1)]
     full = [one for one in result.candidates if "eighths of the budget" not in one.config.label]
     assert sum(candidate.config.cpu.is_used for candidate in full) == 4 * 3 + 4
+
+
+def test_threads_are_searched_and_as_few_taken_as_bring_the_most() -> None:
+    """A core works through 1.25 bytes per nanosecond; memory gives what four of them take."""
+    host = make_host(ram=5e9, cores=8, core_rate=1.25e9, contended_ratio=1.0)
+    numbers = {"latency_ns": 137, "issue_ns": 53, "wakeup_ns": 71, "memory_bytes_per_s": 1e12}
+    found = tune(skewed_trace(), make_hardware(bytes_per_s=1e9, host=host, **numbers), budget_bytes=24_000)
+    tried = {candidate.config.cpu.threads for candidate in found.candidates if candidate.config.cpu.is_used}
+    assert tried == {1, 2, 4, 8}
+    assert found.config.cpu.is_used and found.config.cpu.threads == 4
+    assert "4 CPU threads" in found.config.title
+    assert any(note.startswith("CPU threads: derived") for note in found.notes)
+    others = [one.config for one in found.candidates if not one.config.cpu.is_used]
+    assert {config.cpu.threads for config in others} == {None}
+
+
+def test_threads_that_were_measured_slower_are_not_taken() -> None:
+    """Three threads take less for a layer alone and much more beside the device."""
+    slow_beside = CpuThreadCosts(threads=3, cpu_experts_ns=(300.0,), cpu_beside_ns=90_000.0)
+    best_alone = CpuThreadCosts(threads=2, cpu_experts_ns=(350.0,))
+    costs = make_measured(experts_ns=(100.0,), cpu_experts_ns=(800.0,), cpu_by_threads=(best_alone, slow_beside))
+    found = tune(skewed_trace(), make_hardware(bytes_per_s=1e9, measured=costs), budget_bytes=24_000)
+    assert found.config.cpu.policy == "misses" and found.config.cpu.threads == 2
+    assert any("measured with 1, 2 or 3 threads" in note for note in found.notes)
+    alone = make_measured(cpu_experts_ns=(800.0,))
+    found = tune(skewed_trace(), make_hardware(bytes_per_s=1e9, measured=alone), budget_bytes=24_000)
+    assert {one.config.cpu.threads for one in found.candidates} == {None}
+    assert any("CPU threads: not searched" in note for note in found.notes)
+
+
+def test_the_optimiser_proposes_threads() -> None:
+    host = make_host(ram=4e9, cores=4, core_rate=1e9, contended_ratio=1.0)
+    space = Space(
+        skewed_trace(),
+        skewed_trace(),
+        ("lru",),
+        ("even",),
+        ("none",),
+        24_000,
+        DeviceConfig(),
+        lambda *_: (6,) * 4,
+        cpu_threads=(1, 2, 4),
+    )
+    on_cpu = {"cpu.policy": "misses", "cpu.layers": 0, "cpu.admissions": 2}
+    trial = FixedTrial(on_cpu | {"cpu.threads": 2})
+    choices = space.choose(trial)
+    assert space.config_of(choices).cpu.threads == 2
+    assert set(trial.distributions["cpu.threads"].choices) == {1, 2, 4}
+    without = space.choose(FixedTrial({"cpu.policy": "none", "cpu.layers": 0}))
+    assert "cpu.threads" not in without and space.config_of(without).cpu.threads is None
+    hardware = make_hardware(bytes_per_s=1e9, host=host)
+    assert cpu_threads_for(hardware, skewed_trace().shape).counts == (1, 2, 4)

@@ -10,7 +10,7 @@ import pytest
 from trace_capture import HardwareProfile
 from trace_capture.errors import ProfileError, StudioError
 from trace_capture.files import atomic_path, file_digest, make_folder, text_digest, write_text_atomic
-from trace_capture.hardware import DeviceProfile, LinkProfile, MeasuredCosts, Quantity
+from trace_capture.hardware import CpuThreadCosts, DeviceProfile, LinkProfile, MeasuredCosts, Quantity
 
 
 def quantity(value: float, kind: Any = "guess", source: str = "here, \"quoted\" = 'x'") -> Quantity:
@@ -47,6 +47,7 @@ def profile() -> HardwareProfile:
             decide_per_load_ns=3,
             predict_ns=70,
             samples=64,
+            cpu_by_threads=(CpuThreadCosts(threads=4, cpu_experts_ns=(100, 500), cpu_start_ns=2.5),),
         ),
         error_band_ratio=0.08,
     )
