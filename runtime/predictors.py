@@ -34,7 +34,7 @@ class QuasiHidden:
         self._sites = sites
         device, dtype = _place(sites[0].router)
         found = LayerDefaults(defaults) if isinstance(defaults, Tensor) else defaults
-        self._vectors = found.vectors.to(device=device, dtype=dtype).unbind(0)
+        self._vectors = found.vectors.to(device=device, dtype=dtype)
         self._beside = None if found.beside is None else found.beside.to(device=device, dtype=dtype)
         self._residual: dict[int, Tensor] = {}
 
@@ -53,11 +53,11 @@ class QuasiHidden:
 
     def state(self, layer: int, ids: Tensor, weights: Tensor) -> Tensor:
         """d_l + r_l of MoE layer `layer`, the quasi-hidden state in front of the next norm: [T, H]."""
-        vectors = self._vectors[layer]
-        default = torch.bmm(weights.unsqueeze(1).to(vectors.dtype), vectors[ids]).squeeze(1)
+        residual = self._residual[layer]
+        default = (self._vectors[layer][ids] * weights.unsqueeze(-1).to(self._vectors.dtype)).sum(dim=1)
         if self._beside is not None:
             default = default + self._beside[layer]
-        return self._residual[layer].reshape(default.shape) + default
+        return residual.reshape(default.shape) + default
 
     def predict(self, layer: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and weights foreseen for MoE layer `layer` + 1, given the routing [T, K] of `layer`; each [T, K]."""
