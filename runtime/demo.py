@@ -6,7 +6,7 @@ calibrate -> capture -> replay -> tune -> run -> compare, each step writing a fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.calibrate import calibrate
@@ -54,9 +54,10 @@ class DemoOptions:
     check_prompts: int = 3
     check_tokens: int = 24
 
-    def quick(self) -> DemoOptions:
+    @staticmethod
+    def quick() -> DemoOptions:
         """A much shorter demonstration, whose figures and error band are rougher."""
-        return replace(self, num_prompts=3, max_new_tokens=10, repeats=1, check_prompts=1, check_tokens=8)
+        return DemoOptions(num_prompts=3, max_new_tokens=10, repeats=1, check_prompts=1, check_tokens=8)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def _run(loaded: LoadedModel, ids: Tensor, raw: Mapping[str, Any], drafting: Dra
     looks_up = drafting.model is None
     sampling = Sampling(temperature=0.0 if looks_up else 0.8, ignore_eos=True)
     found: list[tuple[_Pass, Probes]] = []
-    first, second = ids[:, :_PROMPT], ids[:, _PROMPT : 2 * _PROMPT]
+    length = min(_PROMPT, ids.shape[1] // 2)
+    first, second = ids[:, :length], ids[:, length : 2 * length]
     prompts: Sequence[Tensor] = [one.repeat(1, _SAID if looks_up else 1) for one in (first, first, second)]
     with offloaded(loaded.model, parse_config(dict(raw))) as engine, probed(loaded.model) as seen:
         engine.link.times_parts = True

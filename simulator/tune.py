@@ -198,7 +198,7 @@ def verdict(
     candidates: list[Candidate],
     finalists: Finalists,
     split: SlotSplit,
-    trials: int,
+    options: TuneOptions,
 ) -> TuneResult:
     """The result: which finalist, what it promises, and what to know about it."""
     shape = trace.shape
@@ -227,6 +227,8 @@ def verdict(
         candidates=len(candidates),
         objective=goal.objective,
         gamma=gamma,
+        acceptance_ratio=options.acceptance_ratio if gamma else None,
+        draft_bytes=options.draft_bytes if gamma else 0,
         expected_kl_nats=kl_nats,
         versions=software_versions("simpy", "pulp", "highspy", "optuna"),
         routing=routing_reference(trace),
@@ -241,7 +243,7 @@ def verdict(
         split=split,
         front=pareto_front(candidates, goal, config),
         objective=goal.objective,
-        trials=trials,
+        trials=options.trials,
         notes=tuple(notes),
     )
 

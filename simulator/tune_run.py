@@ -101,7 +101,7 @@ class Tuning:
         self._with_less_memory()
         finalists = self._confirm(grid_best)
         ranked = sorted(self.candidates, key=self._rank)
-        return verdict(self.trace, self.hardware, self.goal, ranked, finalists, self.split, self.options.trials)
+        return verdict(self.trace, self.hardware, self.goal, ranked, finalists, self.split, self.options)
 
     @property
     def _device_is_the_cpu(self) -> bool:

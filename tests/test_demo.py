@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import runtime.demo
+from runtime.demo import DemoOptions
 from tests.studio import studio
+from trace_capture.errors import StudioError
 from trace_capture.hardware import HardwareProfile
 from trace_capture.run import Run
 from trace_capture.trace import Trace
@@ -19,6 +22,21 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     done = studio("demo", "--out", folder, "--quick", "--json")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
+
+
+def test_sizes_that_are_said_hold_with_quick_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Up to where the loop would begin."""
+    asked: list[DemoOptions] = []
+
+    def stopped(out: Path, options: DemoOptions, step: object) -> None:
+        asked.append(options)
+        raise StudioError("not now")
+
+    monkeypatch.setattr(runtime.demo, "demo", stopped)
+    for flags in ([], ["--quick"], ["--quick", "--prompts", "4"], ["--quick", "--max-new-tokens", "12"]):
+        studio("demo", "--out", tmp_path / "out", *flags)
+    sizes = [(one.num_prompts, one.max_new_tokens, one.repeats) for one in asked]
+    assert sizes == [(18, 48, 3), (3, 10, 1), (4, 10, 1), (3, 12, 1)]
 
 
 def test_every_file_of_the_loop_is_there_and_opens(shown: tuple[Path, dict[str, object]]) -> None:

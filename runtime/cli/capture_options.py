@@ -42,7 +42,7 @@ def refuse_local_options(given: dict[str, object]) -> None:
 
 def capture_served(
     server: str,
-    model: str,
+    model: str | None,
     out: Path,
     prompts: Path | None,
     texts: list[str],
@@ -56,19 +56,19 @@ def capture_served(
     from runtime.prompts import read_prompts
     from trace_capture.errors import ConfigError
     from trace_capture.known_shapes import find_shape
+    from trace_capture.samples import sample_folder
     from trace_capture.server_capture import ServerRequest, capture_from_server
     from trace_capture.server_client import ServerClient
 
-    if model == "demo":
+    if model is None:
         raise ConfigError(
             "--server needs --model, the shape of what is served: a name such as qwen3-30b-a3b, or its config.json"
         )
+    shape = find_shape(str(sample_folder() / "demo_model" / "config.json") if model == "demo" else model)
     chosen = read_prompts(prompts, texts)
     client = ServerClient(server, _api_key(api_key_env), timeout_s, retries)
     with progress_bar(not as_json) as step:
-        result = capture_from_server(
-            client, chosen, out, find_shape(model), ServerRequest(*asked), progress=step("capture")
-        )
+        result = capture_from_server(client, chosen, out, shape, ServerRequest(*asked), progress=step("capture"))
     _report(result, out, as_json)
     if result.interrupted or result.failed:
         raise typer.Exit(INTERRUPTED if result.interrupted else 1)

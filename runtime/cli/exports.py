@@ -45,7 +45,12 @@ def export_command(
     ] = None,
     draft_model: Annotated[str | None, typer.Option("--draft-model", help="The same of a draft model.")] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of context to make room for.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File or folder to write; else it is only shown.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Folder to write, or the file that the first becomes; else it is only shown."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a configuration for another engine, with what it is predicted to do there and what is lost.
@@ -83,7 +88,7 @@ def _export(
     machine: HardwareProfile | None,
     routing: Trace | ExpertCounts | None,
     options: Any,
-    out: Path | None,
+    out: str | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -108,7 +113,7 @@ def _export(
                     raise
                 refused[name] = str(error)
             report(place, len(targets))
-    paths = {one.target: _write(one, out / one.target if every else out, every) for one in done if out is not None}
+    paths = {one.target: _write(one, f"{Path(out) / one.target}/" if every else out) for one in done if out is not None}
     if as_json:
         files = {name: [str(path) for path in written] for name, written in paths.items()}
         found = {one.target: one.as_json() | _files_json(one, files.get(one.target)) for one in done}
@@ -120,9 +125,12 @@ def _export(
         say(f"{name}: not exported: {reason}")
 
 
-def _write(one: Export, place: Path, is_folder: bool) -> list[Path]:
-    """Into a folder, or where a file name with a suffix is given, as that file with the others beside it."""
-    return one.write(place, is_folder or place.is_dir() or not place.suffix)
+def _write(one: Export, place: str) -> list[Path]:
+    """As the file that is named with the others beside it, or into a folder: one that exists, whose name ends in a
+    slash, or has no suffix or, where there are several files, another one than the first of them."""
+    path, first = Path(place), Path(one.files[0].name).suffix
+    is_file = path.suffix == first or (len(one.files) == 1 and path.suffix != "")
+    return one.write(path, place.endswith("/") or path.is_dir() or not is_file)
 
 
 def _files_json(one: Export, paths: list[str] | None) -> dict[str, Any]:

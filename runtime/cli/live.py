@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,11 +110,16 @@ def demo_command(
         "studio-demo"
     ),
     budget_ratio: Annotated[float, typer.Option(min=0.125, max=1.0, help="Share of experts that get a slot.")] = 0.4,
-    num_prompts: Annotated[int, typer.Option("--prompts", min=3, help="Prompts; the last third is run live.")] = 18,
-    max_new_tokens: NewTokens = 48,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option("--prompts", min=3, help="Prompts; the last third is run live (18, or 3 with --quick)."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to generate per prompt (48, or 10 with --quick).")
+    ] = None,
     seed: Seed = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="3 prompts of 10 tokens and a hasty calibration: rougher figures, sooner.")
+        bool, typer.Option("--quick", help="Few prompts and tokens and a hasty calibration: rougher figures, sooner.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -127,8 +133,10 @@ def demo_command(
 
     quiet_threads()
     with progress_bar(not as_json) as step:
-        options = DemoOptions(budget_ratio, num_prompts, max_new_tokens, seed)
-        result = demo(out, options.quick() if quick else options, step)
+        options = DemoOptions.quick() if quick else DemoOptions()
+        sizes = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens}
+        chosen = {name: value for name, value in sizes.items() if value is not None}
+        result = demo(out, replace(options, budget_ratio=budget_ratio, seed=seed, **chosen), step)
     write_report(out, out / "report.html")
     rows = demo_rows(result)
     if as_json:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 Texts = Annotated[list[str], typer.Option("--text", help="A prompt; may be given several times.")]
 PromptFile = Annotated[Path | None, typer.Option("--prompts", help="Text file with one prompt per line.")]
 Model = Annotated[str, typer.Option("--model", help="Model folder, hub id, or 'demo'.")]
+CapturedModel = Annotated[
+    str | None,
+    typer.Option("--model", help="Model folder, hub id, or 'demo' (the default); with --server the shape it serves."),
+]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate per prompt.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal texts.")]
@@ -60,7 +64,7 @@ Estimator = Annotated[Path | None, typer.Option("--estimator", help="Trained est
 @app.command("capture")
 def capture_command(
     out: Out,
-    model: Model = "demo",
+    model: CapturedModel = None,
     prompts: PromptFile = None,
     text: Texts = [],  # noqa: B006 - typer reads it once
     max_new_tokens: NewTokens = 64,
@@ -100,7 +104,7 @@ def capture_command(
     quiet_threads()
     texts = read_prompts(prompts, text)
     with progress_bar(not as_json) as step:
-        loaded = load_model(model)
+        loaded = load_model(model or "demo")
         trace = capture(
             loaded,
             texts,

@@ -72,7 +72,8 @@ def export(
 def _predicted(source: ExportSource, target: Target, mapping: Mapping) -> Prediction:
     if mapping.mapped is None:
         return no_prediction(mapping.not_predicted)
-    return predict_target(source, mapping.mapped, target.family, mapping.family)
+    parts = source.drafted_parts if mapping.with_drafts else source.parts
+    return predict_target(source, parts, mapping.mapped, target.family, mapping.family)
 
 
 def _about(

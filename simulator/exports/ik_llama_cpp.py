@@ -26,6 +26,7 @@ def to_ik_llama_cpp(source: ExportSource) -> Mapping:
         lost=tuple(placement_losses(source, split, "ik_llama.cpp")),
         notes=tuple([*placement_notes(source, split), note]),
         mapped=cpu_split_config(source, split),
+        with_drafts=True,
         family=split_family(split),
     )
 

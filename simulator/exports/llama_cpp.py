@@ -41,6 +41,7 @@ def to_llama_cpp(source: ExportSource) -> Mapping:
             [*placement_notes(source, split), "start the preset with: llama-server --models-preset preset.ini"]
         ),
         mapped=cpu_split_config(source, split),
+        with_drafts=True,
         family=split_family(split),
     )
 

@@ -90,6 +90,22 @@ def placement_losses(source: ExportSource, split: LayerSplit, engine: str) -> li
     return lost
 
 
+def _draft_notes(source: ExportSource) -> list[str]:
+    """What the predicted speed assumes of drafts that the tuner chose."""
+    provenance = source.config.provenance
+    if source.draft is None or provenance is None or not provenance.gamma:
+        return []
+    if provenance.acceptance_ratio is None:
+        if source.recorded_draft is not None:
+            return []
+        return ["the speed there is predicted without drafts: the configuration does not say how many are kept"]
+    kept, size = f"{100 * provenance.acceptance_ratio:.0f} %", f"{provenance.draft_bytes / 2**20:,.0f} MiB"
+    return [
+        f"the speed there is predicted with drafts of which {kept} are kept, by a draft model of {size}, as assumed "
+        "when tuning (tune --acceptance, --draft-mib)"
+    ]
+
+
 def placement_notes(source: ExportSource, split: LayerSplit) -> list[str]:
     """What a user should know of the placement."""
     notes = split_notes(source, split)
@@ -97,8 +113,7 @@ def placement_notes(source: ExportSource, split: LayerSplit) -> list[str]:
         notes.append("each layer is asked equally often, so how many layers leave matters, and not which")
     if source.draft is None and source.options.draft_model is not None:
         notes.append("the draft model is left out: neither the configuration nor the trace drafts (tune --drafts N)")
-    if source.draft is not None and source.recorded_draft is None:
-        notes.append("the speed there is predicted without drafts: the configuration does not say how many are kept")
+    notes += _draft_notes(source)
     if source.options.model_path is None:
         notes.append("MODEL.gguf stands for your file; --model-path writes it")
     return notes

@@ -14,6 +14,7 @@ from simulator.validation.record import MIN_COUNT, Family, ValidationRecord
 from trace_capture.band import ErrorBand, spread_of
 from trace_capture.errors import StudioError
 from trace_capture.samples import sample_folder
+from trace_capture.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ def predict_configured(source: ExportSource) -> Prediction:
     return with_band(run.metrics.tpot_ms, run.info.error_band)
 
 
-def predict_target(source: ExportSource, mapped: OffloadConfig, engine_family: str, family: Family) -> Prediction:
+def predict_target(
+    source: ExportSource, parts: tuple[Trace, Trace] | None, mapped: OffloadConfig, engine_family: str, family: Family
+) -> Prediction:
     """What another engine is expected to do, by a replay of the mapped strategy.
 
     The band is that of published measurements of such engines with such strategies, predicted with the same cost
@@ -88,20 +91,21 @@ def predict_target(source: ExportSource, mapped: OffloadConfig, engine_family: s
 
     Args:
         source: with a trace and a machine, else nothing is predicted.
+        parts: of its trace, with passes as the target makes them: the second is replayed.
         mapped: what the target does.
         engine_family: as in the record of published measurements.
         family: the strategy, as in that record.
     """
-    if source.parts is None or source.hardware is None:
+    if parts is None or source.hardware is None:
         return no_prediction("that needs a trace and a machine (--trace, --hardware)")
     if source.hardware.emulated:
         return no_prediction(f"{source.hardware.name} is emulated, which says nothing about another engine")
-    band = engine_band(engine_family, "speculative" if source.recorded_draft is not None else family)
+    band = engine_band(engine_family, "speculative" if parts[1].info.draft is not None else family)
     if band is None:
         return Prediction(None, None, NOT_VALIDATED)
     try:
         hardware = source.hardware.model_copy(update={"measured": None})
-        run = simulate(source.parts[1], hardware, mapped, bounds=False)
+        run = simulate(parts[1], hardware, mapped, bounds=False)
     except StudioError as error:
         return no_prediction(str(error))
     return with_band(run.metrics.tpot_ms, band)

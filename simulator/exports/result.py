@@ -40,6 +40,7 @@ class Mapping:
         notes: what a user should know of the mapping, a sentence each.
         mapped: what the target does instead, as a configuration that can be simulated.
         not_predicted: why there is no such configuration.
+        with_drafts: whether the files make the target draft as the tuner found best.
         family: which published measurements say how far such predictions are off.
     """
 
@@ -50,6 +51,7 @@ class Mapping:
     notes: tuple[str, ...] = ()
     mapped: OffloadConfig | None = None
     not_predicted: str = ""
+    with_drafts: bool = False
     family: Family = "any"
 
 

@@ -14,7 +14,7 @@ from trace_capture.errors import ConfigError, TraceError
 from trace_capture.expert_counts import ExpertCounts, popularity
 from trace_capture.hardware import HardwareProfile
 from trace_capture.model_shape import ModelShape
-from trace_capture.rewindow import KIND
+from trace_capture.rewindow import KIND, rewindow
 from trace_capture.statistics import Counts
 from trace_capture.trace import DraftSettings, Trace
 
@@ -111,6 +111,18 @@ class ExportSource:
             return split_trace(self.trace)
         except TraceError:
             return self.trace, self.trace
+
+    @property
+    def drafted_parts(self) -> tuple[Trace, Trace] | None:
+        """As `parts`, with passes as the tuner made them where it chose drafts; as they were captured else."""
+        provenance = self.config.provenance
+        if self.parts is None or provenance is None or provenance.gamma is None:
+            return self.parts
+        if provenance.gamma and provenance.acceptance_ratio is None:
+            return self.parts
+        gamma, kept = provenance.gamma, provenance.acceptance_ratio or 0.0
+        first, second = (rewindow(part, gamma, kept, draft_bytes=provenance.draft_bytes) for part in self.parts)
+        return first, second
 
     @property
     def training_counts(self) -> Counts | None:

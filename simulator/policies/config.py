@@ -259,6 +259,10 @@ class Provenance(BaseModel):
     """What was looked for."""
     gamma: int | None = None
     """Drafts per verify pass that the trace was made to have; None: passes as captured."""
+    acceptance_ratio: float | None = None
+    """Of single drafts, as the trace was made to have them."""
+    draft_bytes: int = 0
+    """Weights of the draft model, as assumed then."""
     expected_kl_nats: float = 0.0
     """Estimated divergence of the output per token from the exact model's; 0 for what is lossless."""
     versions: dict[str, str] = Field(default_factory=dict)

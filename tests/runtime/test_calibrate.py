@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import host_experts
+from runtime import draft_costs, host_experts
 from runtime.calibrate import calibrate
+from runtime.draft_costs import measure_draft_costs
 from runtime.measure import measure
 from runtime.models import LoadedModel, Sampling, load_model
 from runtime.offloading import offloaded
 from runtime.predict_costs import network_prediction_ns
 from runtime.self_check import CHECKS, with_error_band
-from runtime.speculative import Drafting
+from runtime.speculative import PROMPT_LOOKUP, Drafting
 from simulator.cost_model import TERMS, CostModel, MeasuredCompute
 from simulator.policies.config import CacheConfig, DeviceConfig, OffloadConfig, PrefetchConfig, parse_config
 from simulator.timeline import perfetto_document
@@ -187,6 +188,22 @@ def test_drafting_and_threads_are_measured_and_predict_speculative_passes(
     assert device.cpu_expert_ns == pytest.approx(costs.copy_ns(shape.expert_bytes[0]) / 2, rel=0.01)
     paced_ns = costs.compute.cpu_experts_ns(0, 1, 2, 2)
     assert paced_ns >= 2 * device.cpu_expert_ns - 1
+
+
+def test_prompt_look_up_is_measured_where_it_finds_something_to_draft(
+    profile: HardwareProfile, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that repeats nothing gives n-gram look-up nothing, so each is said several times."""
+    assert profile.measured is not None
+    monkeypatch.setattr(draft_costs, "_TOKENS", 20)
+    (ids,) = loaded.windows(TEXT, 64)
+    drafting = Drafting(PROMPT_LOOKUP, GAMMA)
+    found = measure_draft_costs(loaded, ids, drafting, profile.measured)
+    assert (found.draft.kind, found.draft.drafts) == (PROMPT_LOOKUP, (1, GAMMA))
+    assert min(found.draft.drafting_ns) > 0 and min(found.draft.overhead_ns) > 0 and found.plan_ns > 0
+    (few,) = loaded.windows(TEXT[:14], 64)
+    with pytest.raises(ModelError, match="prompt-lookup never drafted 60 tokens"):
+        measure_draft_costs(loaded, few, Drafting(PROMPT_LOOKUP, 60), profile.measured)
 
 
 def test_an_emulated_cpu_is_as_slow_as_it_was_told(loaded: LoadedModel) -> None:

@@ -82,12 +82,21 @@ def test_control_c_keeps_what_arrived(server: RoutingServer, tmp_path: Path) -> 
     assert Trace.load(tmp_path / "t.parquet").sequences() == [0]
 
 
+def test_a_server_needs_a_shape_and_demo_is_one(server: RoutingServer, tmp_path: Path) -> None:
+    given = ["capture", "--server", server.url, "--text", "one two", "--out", str(tmp_path / "t.parquet")]
+    given += ["--retries", "0", "--json"]
+    result = CliRunner().invoke(app, given)
+    assert isinstance(result.exception, ConfigError) and "--server needs --model, the shape" in str(result.exception)
+    assert not server.requests
+    result = CliRunner().invoke(app, [*given, "--model", "demo"])
+    assert server.requests, f"the demo model's shape is one that may be served: {result.output}"
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--api-key-env", "NO_SUCH_VARIABLE"], "--api-key-env NO_SUCH_VARIABLE: that environment variable is empty"),
         (["--predict", "quasi-hidden"], "--predict needs the model here, not on a server"),
-        (["--model", "demo"], "--server needs --model, the shape of what is served"),
     ],
 )
 def test_mistakes_are_refused(server: RoutingServer, tmp_path: Path, more: list[str], message: str) -> None:

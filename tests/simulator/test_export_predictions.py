@@ -185,6 +185,13 @@ def test_one_target_as_a_file_with_its_weights(files: tuple[Path, Path, Path], t
     assert result.returncode == 0, result.stderr
     assert "--model-path /m/q.gguf" in out.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logical_count.json", "start.sh"]
+    for place in ("llama.cpp", "plain", "dotted.d/"):
+        studio("export", config, "--target", "llama.cpp", "--trace", trace, "--out", f"{tmp_path}/{place}")
+        assert {path.name for path in (tmp_path / place).iterdir()} == {"llama-server.sh", "preset.ini"}
+    studio("export", config, "--target", "llama.cpp", "--trace", trace, "--out", tmp_path / "start.sh")
+    assert (tmp_path / "start.sh").is_file() and (tmp_path / "preset.ini").is_file(), (
+        "the first file, and one beside it"
+    )
     shown = studio("export", config, "--target", "llama.cpp", "--trace", trace)
     assert shown.stdout.startswith("#!/bin/sh\n") and "exec llama-server" in shown.stdout
 

@@ -159,6 +159,26 @@ def test_drafts_that_the_tuner_chose_become_flags(target: str) -> None:
     assert given[3].spec_type == wanted and (target != "llama.cpp" or given[3].spec_draft_n_max == 3)
 
 
+@pytest.mark.parametrize("target", ["llama.cpp", "ik_llama.cpp"])
+def test_drafts_are_in_the_predicted_speed_as_the_tuner_assumed_them(target: str) -> None:
+    """Nearly all drafts kept, by a draft model that weighs nothing: a pass gives several tokens, so less time each."""
+    trace = skewed_trace(sparse_shape())
+    tuned = {"predicted_tpot_ms": 1.0, "predicted_hit_rate": 0.5, "trace_digest": trace.digest}
+    tuned |= {"model": "toy", "hardware": "toy", "hardware_digest": "none"}
+    found = {}
+    for gamma, kept, draft_bytes in ((0, None, 0), (3, 0.95, 0), (3, 0.95, 1 << 30), (3, 0.0, 0)):
+        drafts = {"gamma": gamma, "acceptance_ratio": kept, "draft_bytes": draft_bytes}
+        config = config_of({"budget_ratio": 0.5}, provenance=tuned | drafts)
+        done = exported(target, config, trace=trace, hardware=machine())
+        found[kept, draft_bytes] = done.predicted.tpot_ms
+        said = any("predicted with drafts of which 95 % are kept" in note for note in done.notes)
+        assert said == (kept == 0.95)
+    assert None not in found.values()
+    assert found[0.95, 0] < found[None, 0] < found[0.0, 0], "drafts that are dropped cost their experts"
+    assert found[0.95, 1 << 30] > found[0.95, 0], "a draft model takes time"
+    assert exported("kt", config, trace=trace, hardware=machine()).predicted.tpot_ms is not None
+
+
 def test_preset_holds_the_flags_of_the_command() -> None:
     config = config_of(slots(8, 2, 2, 7, 2, 3), prefill={"micro_batch": 1024})
     done = exported("llama.cpp", config, context=4096, model_path="/m/q.gguf")
