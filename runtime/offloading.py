@@ -24,6 +24,7 @@ from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
 from runtime.pass_hooks import watch_passes
 from runtime.prefill import ChunkedPrefill
+from runtime.refusals import refuse_copy, refuse_state, without_backward
 from runtime.slots import ExpertBanks, make_pools
 from runtime.store import ExpertStore
 from simulator.expert_times import times_for
@@ -119,7 +120,7 @@ def offload(
     engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor, times)
     others = _take_over(model, engine, sites, kernels)
     _follow_decode_switch(model, engine, kernels, device)
-    handles: list[Any] = list(watch_passes(model, engine))
+    handles: list[Any] = [*watch_passes(model, engine), *refuse_state(sites)]
     if predictor is not None:
         handles += predictor.attach()
     if config.prefill.micro_batch is not None:
@@ -232,9 +233,10 @@ def model_name(model: CausalModel) -> str:
 def _dispatch(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     place = _ENGINE_OF_EXPERTS.get(module)
     if place is None:
-        return _KERNEL_OF_OTHERS[module](module, hidden, top_k_index, top_k_weights)
+        kernel = _KERNEL_OF_OTHERS.get(module)
+        return refuse_copy() if kernel is None else kernel(module, hidden, top_k_index, top_k_weights)
     engine, layer = place
-    return engine.run_layer(layer, hidden, top_k_index, top_k_weights)
+    return without_backward(engine.run_layer(layer, hidden, top_k_index, top_k_weights))
 
 
 def _refuse_to_run(*_: Any) -> Tensor:

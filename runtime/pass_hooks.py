@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from runtime.engine import Engine
+from runtime.refusals import Unconverted
 
 
 def cached_tokens(kwargs: dict[str, Any]) -> int:
@@ -20,9 +21,14 @@ def cached_tokens(kwargs: dict[str, Any]) -> int:
 
 
 def watch_passes(model: nn.Module, engine: Engine) -> list[RemovableHandle]:
-    """Tell the engine of every forward pass of the model, and let threads take turns; gives the hooks' handles."""
+    """Tell the engine of every forward pass of the model, and let threads take turns; gives the hooks' handles.
+
+    A pass of a model that was converted meanwhile raises `ModelError`.
+    """
+    unconverted = Unconverted(model)
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        unconverted.check()
         inputs = kwargs.get("input_ids", args[0] if args else None)
         if inputs is None:
             inputs = kwargs.get("inputs_embeds")
