@@ -26,7 +26,7 @@ from runtime.predict_costs import network_prediction_ns
 from runtime.records import PassRecord
 from runtime.speculative import Drafting
 from runtime.steadiness import Probes, around_passes, probed, reference_ns, steady_only
-from simulator.machine import PassTimes
+from simulator.pass_summary import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ModelError
 from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity

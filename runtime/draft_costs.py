@@ -15,7 +15,7 @@ from runtime.offloading import offloaded
 from runtime.records import PassRecord
 from runtime.speculative import Drafting
 from runtime.steadiness import Probes, around_passes, probed, steady_only
-from simulator.machine import PassTimes
+from simulator.pass_summary import PassTimes
 from simulator.policies.config import parse_config
 from trace_capture.errors import ModelError
 from trace_capture.hardware import DraftCosts, MeasuredCosts

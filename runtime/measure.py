@@ -17,14 +17,13 @@ from runtime.offloading import offloaded
 from runtime.records import LayerTimes, PassRecord
 from runtime.speculative import Drafting, watch_drafts
 from runtime.steadiness import Probe, Probes, around_passes, probed
-from simulator.machine import PassTimes
+from simulator.pass_summary import PassSummary, PassTimes
 from simulator.policies.config import OffloadConfig
-from simulator.replay import summarise
 from simulator.routing_drift import RoutingWatch
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_recorded_stall
 from trace_capture.hardware import HardwareProfile
-from trace_capture.run import Run, RunInfo, RunPass, Span
+from trace_capture.run import Run, RunInfo, Span
 from trace_capture.trace import Phase
 from trace_capture.versions import software_versions
 
@@ -114,11 +113,11 @@ def measure(
             probes += [each for times, each in around if times.phase != Phase.PREFILL][warmup_passes:]
         busy_ns = _explain_stalls(engine.passes, passes, spans, warmup_passes)
         core = engine.core
-        metrics = summarise(passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes)
+        summary = PassSummary(warmup_passes, passes)
+        metrics = summary.metrics(core.prefill_counters, core.decode_counters, busy_ns)
         preloaded_experts = len(engine.preloaded)
         store_note = engine.store.note
         is_emulated = type(engine.link).__name__ == "EmulatedLink"
-    decode_ns = [times.total_ns for times in passes if times.phase != Phase.PREFILL][warmup_passes:]
     info = RunInfo(
         kind="measured",
         label=config.title,
@@ -134,8 +133,7 @@ def measure(
         metrics=metrics,
         notes=_notes(is_emulated, config, store_note),
     )
-    run_passes = tuple(RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in passes)
-    return Run(info, np.asarray(decode_ns, dtype=np.int64), spans, tuple(texts), run_passes)
+    return Run(info, summary.decode_ns, spans, tuple(texts), summary.passes)
 
 
 def _begin_prompt(watch: RoutingWatch | None) -> None:

@@ -15,17 +15,17 @@ parts are there.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
 from itertools import filterfalse
 from typing import Any
 
 import simpy
 
-from simulator.cost_model import TERMS, CostModel
+from simulator.cost_model import CostModel
 from simulator.durations import Durations
 from simulator.executed import executed_experts
 from simulator.link import SimulatedLink
+from simulator.pass_summary import PassTimes
 from simulator.policies.cache import Key
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Load, Wave
@@ -41,27 +41,6 @@ from trace_capture.trace import Pass, Phase, Trace
 Process = Generator[simpy.Event, Any, None]
 
 
-@dataclass
-class PassTimes:
-    """Duration of one pass and its parts, by `TERMS`."""
-
-    phase: Phase
-    sequence: int
-    tokens: int
-    output_tokens: int
-    """Tokens that it adds to the output; see `Trace.output_tokens`."""
-    terms_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERMS, 0))
-    stall_ns: dict[str, int] = field(default_factory=dict)
-    """Parts of the term `stall` by `STALL_PARTS`, where they were asked for."""
-    dense_ns: dict[str, int] = field(default_factory=dict)
-    """Parts of the term `dense`, where they were asked for and the costs know them."""
-
-    @property
-    def total_ns(self) -> int:
-        """The pass from its start to its end."""
-        return sum(self.terms_ns.values())
-
-
 class Machine:
     """Replays a trace on a modelled link and device.
 
@@ -73,6 +52,7 @@ class Machine:
         record_spans: keep the timeline.
         explain: tell what the link was busy with in stalls (`PassTimes.stall_ns`), and what dense layers consist of.
         window: how long loads planned when drafting begins can hide.
+        ended: is given every pass as it ends; without it they are kept in `passes`.
 
     Raises:
         TraceError: the trace lacks the predictions that the prefetch policy needs.
@@ -87,6 +67,7 @@ class Machine:
         record_spans: bool = False,
         explain: bool = False,
         window: DraftingWindow | None = None,
+        ended: Callable[[PassTimes], object] | None = None,
     ) -> None:
         self._trace = trace
         self._core = core
@@ -112,6 +93,7 @@ class Machine:
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
+        self._ended = ended or self.passes.append
         self.preloaded: list[Key] = []
 
     def run(self) -> None:
@@ -166,7 +148,7 @@ class Machine:
                         self._waited_ns = 0
             if item.phase != Phase.PREFILL:
                 self._window.ended(times.terms_ns["drafting"], times.total_ns)
-            self.passes.append(times)
+            self._ended(times)
 
     def _begin_pass(self, item: Pass, tokens: int, context: int) -> PassTimes:
         """What comes before the first layer, and what a pass costs beside its layers."""

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from simulator.bounds import tpot_bounds
-from simulator.cost_model import TERMS, CostModel
+from simulator.cost_model import CostModel
 from simulator.costs.link import disk_ratio
 from simulator.executed import executed_routing
 from simulator.expert_times import times_for
 from simulator.hot_experts import needs_hot_experts, with_hot_experts
-from simulator.machine import Machine, PassTimes
+from simulator.machine import Machine
 from simulator.micro_batch import split_prefill
+from simulator.pass_summary import PassSummary
 from simulator.policies.belady import future_uses
 from simulator.policies.cache import CACHE_POLICIES, Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
 from simulator.policies.plans import Counters
 from simulator.policies.window import DraftingWindow
-from simulator.stalls import STALL_PARTS
 from simulator.validation.families import prediction_band
 from trace_capture.band import ErrorBand
 from trace_capture.errors import TraceError
 from trace_capture.expert_counts import ExpertCounts
 from trace_capture.hardware import HardwareProfile
 from trace_capture.rewindow import KIND
-from trace_capture.run import Metrics, Run, RunInfo, RunPass
-from trace_capture.trace import Phase, Trace
+from trace_capture.run import Run, RunInfo
+from trace_capture.trace import Trace
 from trace_capture.versions import software_versions
 
 _HINDSIGHT = "hot experts were counted on the replayed trace itself, which no run could know; give another as profile"
@@ -81,8 +78,9 @@ def simulate(
     core.tally.warmup_passes = warmup_passes
     draft = trace.info.draft
     window = DraftingWindow(config.utility, costs.drafting_ns(draft, draft.gamma) if draft else 0)
+    summary = PassSummary(warmup_passes)
     options = {"serial": config.device.serial, "record_spans": record_spans, "explain": bounds}
-    machine = Machine(trace, costs, core, **options, window=window)
+    machine = Machine(trace, costs, core, **options, window=window, ended=summary.add)
     machine.run()
     band = prediction_band(hardware, config, trace.shape, is_measured=costs.is_measured)
     busy_ns = _link_busy_ns(core.decode_counters, costs)
@@ -98,16 +96,12 @@ def simulate(
         versions=software_versions("simpy", "numpy"),
         warmup_passes=warmup_passes,
         preloaded_experts=len(machine.preloaded),
-        metrics=summarise(machine.passes, core.prefill_counters, core.decode_counters, busy_ns, warmup_passes),
+        metrics=summary.metrics(core.prefill_counters, core.decode_counters, busy_ns),
         error_band=band,
         bounds=tpot_bounds(trace, costs, config, warmup_passes) if bounds else {},
         notes=_notes(trace, hardware, costs, band) + ([_HINDSIGHT] if counted and profile is None else []),
     )
-    decode_ns = [times.total_ns for times in machine.passes if times.phase != Phase.PREFILL][warmup_passes:]
-    passes = tuple(
-        RunPass(int(times.phase), times.tokens, times.sequence, times.output_tokens) for times in machine.passes
-    )
-    return Run(info, np.asarray(decode_ns, dtype=np.int64), tuple(machine.spans()), passes=passes)
+    return Run(info, summary.decode_ns, tuple(machine.spans()), passes=summary.passes)
 
 
 def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:
@@ -117,90 +111,10 @@ def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:
     return future_uses(executed_routing(trace, config).lookups())
 
 
-def summarise(
-    passes: list[PassTimes], prefill: Counters, decode: Counters, link_busy_ns: float = 0.0, warmup_passes: int = 0
-) -> Metrics:
-    """The metrics of a run from its passes and the counters of its core.
-
-    Args:
-        passes: all of them.
-        prefill, decode: the counters, the warm-up not among them.
-        link_busy_ns: time of the copies of the counted decode passes.
-        warmup_passes: decode passes at the start that are left out.
-
-    Raises:
-        TraceError: the warm-up leaves no decode pass.
-    """
-    first = [times for times in passes if times.phase == Phase.PREFILL]
-    later = [times for times in passes if times.phase != Phase.PREFILL]
-    if warmup_passes and warmup_passes >= len(later):
-        raise TraceError(
-            f"a warm-up of {warmup_passes} passes leaves nothing of {len(later)} decode passes; make it shorter"
-        )
-    later = later[warmup_passes:]
-    tokens = sum(times.output_tokens for times in later)
-    verify = [times for times in later if times.phase == Phase.VERIFY]
-    lookups = prefill.lookups + decode.lookups
-    hits = prefill.hits + decode.hits
-    loads = _loads(prefill) + _loads(decode)
-    total_ns = sum(times.total_ns for times in later)
-    per_token_ns = [times.total_ns / times.output_tokens for times in later for _ in range(times.output_tokens)]
-    return Metrics(
-        prefill_tokens=sum(times.tokens for times in first),
-        decode_tokens=tokens,
-        drafted_tokens=sum(times.tokens - 1 for times in verify),
-        accepted_drafts=sum(times.output_tokens - 1 for times in verify),
-        ttft_ms=_time_to_first_token_ns(first) / 1e6,
-        tpot_ms=total_ns / tokens / 1e6 if tokens else 0.0,
-        tpot_p90_ms=float(np.percentile(per_token_ns, 90)) / 1e6 if per_token_ns else 0.0,
-        tpot_terms_ms={
-            name: sum(times.terms_ns[name] for times in later) / tokens / 1e6 if tokens else 0.0 for name in TERMS
-        },
-        stall_parts_ms=_parts_ms([times.stall_ns for times in later], STALL_PARTS, tokens),
-        dense_parts_ms=_parts_ms([times.dense_ns for times in later], (), tokens),
-        link_busy_ms=link_busy_ns / tokens / 1e6 if tokens else 0.0,
-        tokens_per_s=tokens / total_ns * 1e9 if total_ns else 0.0,
-        lookups=lookups,
-        hits=hits,
-        late_prefetches=prefill.late + decode.late,
-        hit_rate=hits / lookups if lookups else 0.0,
-        decode_hit_rate=decode.hits / decode.lookups if decode.lookups else 0.0,
-        loads=loads,
-        demand_loads=prefill.demand_loads + decode.demand_loads,
-        prefetch_loads=prefill.prefetch_loads + decode.prefetch_loads,
-        prefetch_used=prefill.prefetch_used + decode.prefetch_used,
-        cpu_runs=prefill.cpu_runs + decode.cpu_runs,
-        admission_loads=prefill.admission_loads + decode.admission_loads,
-        evictions=prefill.evictions + decode.evictions,
-        bytes_loaded=prefill.bytes_loaded + decode.bytes_loaded,
-        bytes_per_token=decode.bytes_loaded / tokens if tokens else 0.0,
-    )
-
-
-def _parts_ms(passes: list[dict[str, int]], names: Sequence[str], tokens: int) -> dict[str, float]:
-    """Parts of a term per token, those of `names` also where there are none of them; empty where the term was not
-    told apart."""
-    if not any(passes):
-        return {}
-    known = dict.fromkeys([*names, *(name for parts in passes for name in parts)])
-    return {name: sum(parts.get(name, 0) for parts in passes) / tokens / 1e6 for name in known}
-
-
 def _link_busy_ns(decode: Counters, costs: CostModel) -> float:
     """Time of the copies of all decode passes, back to back."""
-    loads = _loads(decode)
+    loads = decode.loads
     return loads * costs.copy_ns(round(decode.bytes_loaded / loads)) if loads else 0.0
-
-
-def _loads(counters: Counters) -> int:
-    return counters.demand_loads + counters.prefetch_loads + counters.admission_loads
-
-
-def _time_to_first_token_ns(prefills: list[PassTimes]) -> float:
-    """Mean over sequences of all their prefill passes."""
-    if not prefills:
-        return 0.0
-    return sum(times.total_ns for times in prefills) / len({times.sequence for times in prefills})
 
 
 def _notes(trace: Trace, hardware: HardwareProfile, costs: CostModel, band: ErrorBand | None) -> list[str]:

@@ -66,3 +66,8 @@ class Counters:
     cpu_runs: int = 0
     admission_loads: int = 0
     """Loads of experts that had run on the CPU, for the passes to come."""
+
+    @property
+    def loads(self) -> int:
+        """Copies of every kind."""
+        return self.demand_loads + self.prefetch_loads + self.admission_loads

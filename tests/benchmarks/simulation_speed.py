@@ -48,7 +48,7 @@ from trace_capture.trace import Phase, Trace
 
 ROUNDS = 7
 PROMPT_TOKENS = 4
-LENGTHS = (500, 2000)
+LENGTHS = (500, 4000)
 """Tokens of the traces that memory is measured with."""
 CASES = [
     ("none", 0.5),
@@ -150,9 +150,12 @@ def main() -> None:
         case = source, ratio
         print(f"{source:16} {ratio:6.2f}  {rate(tokens, engine[case]):>15}  {rate(tokens, decisions[case]):>15}")
     print(f"bounds, no prefetch, 0.50: {rate(tokens, bounds)}")
+    peaks = []
     for count in LENGTHS:
         in_trace, peak = peak_bytes(hardware, count)
+        peaks.append(peak)
         print(f"memory at {count:,} tokens: trace {in_trace / 1e6:.2f} MB, replay {peak / 1e6:.2f} MB beside it")
+    print(f"that is {(peaks[1] - peaks[0]) / (LENGTHS[1] - LENGTHS[0]):.0f} bytes per further token")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +161,17 @@ def test_compute_and_transfer_bounds_are_below_every_policy() -> None:
             run = simulate(trace, make_hardware(), make_config("lru", source, budget_bytes=20_000))
             assert 0 < run.info.bounds["compute_ms"] <= run.metrics.tpot_ms
             assert run.info.bounds["transfer_ms"] <= run.metrics.tpot_ms
+
+
+def test_a_replay_keeps_little_of_a_pass() -> None:
+    """Beside the trace: a pass's place in it and its length, not its parts or its decisions."""
+    shape, hardware, config = make_shape(layers=4, top_k=2), make_hardware(), make_config("lru", budget_bytes=20_000)
+    tokens = [[[(token + layer) % 8, (token * 3 + layer) % 8] for layer in range(4)] for token in range(2400)]
+    peaks = []
+    for count in (400, 400, 2400):  # the first one fills what is remembered between replays
+        trace = decode_trace(shape, tokens[:count])
+        tracemalloc.start()
+        simulate(trace, hardware, config, bounds=False)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[2] - peaks[1]) / 2000 < 600, "bytes per pass"
