@@ -33,7 +33,8 @@ def to_freetoken(source: ExportSource) -> Mapping:
             f"{slots}; raise cache.budget_bytes"
         )
     has_profile = scope == "per-layer" and source.counts is not None
-    words = ["ft", "serve", source.options.model_path or "MODEL", *_flags(source, strategy, scope, slots, has_profile)]
+    flags = ["--model", source.options.model_path or "MODEL", *_flags(source, strategy, scope, slots, has_profile)]
+    words = ["ft", "serve", *flags]
     files = [ExportedFile("ft-serve.sh", script(words, before=['cd "$(dirname "$0")"']), has_about=True)]
     if has_profile and source.counts is not None:
         profile = {"model": source.shape.name.partition(":")[0], "expert_counts": source.counts.tolist()}
@@ -41,7 +42,7 @@ def to_freetoken(source: ExportSource) -> Mapping:
     return Mapping(
         files=tuple(files),
         command=command_line(words),
-        flags=tuple(words[3:]),
+        flags=tuple(flags),
         lost=tuple(_losses(source, scope)),
         notes=tuple(_notes(source, strategy)),
         mapped=_mapped(source, scope, slots),

@@ -10,9 +10,10 @@ from simulator.exports.whole_layers import cpu_split_config, split_family, split
 
 
 def to_ik_llama_cpp(source: ExportSource) -> Mapping:
-    """As for llama.cpp; experts are fused, and in batches only active ones are copied (its default)."""
+    """As for llama.cpp; that experts are fused and only active ones copied in batches are its defaults, for which
+    `llama-server` has no flag."""
     split = split_layers(source)
-    flags = [*base_flags(source, split), Flag("-fmoe", None, "fused-moe"), *_draft_flags(source)]
+    flags = [*base_flags(source, split), *_draft_flags(source)]
     words = ["llama-server", *words_of(flags)]
     ratio = source.shape.num_experts / source.shape.top_k
     note = (

@@ -119,6 +119,7 @@ def test_kt_script_makes_the_tensor_that_the_fork_reads(tmp_path: Path) -> None:
 
 
 FREETOKEN_FLAGS: dict[str, Any] = {
+    "--model": str,
     "--moe-strategy": ["auto", "offload", "hybrid", "cpu", "fused"],
     "--moe-cache-policy": ["lru"],
     "--moe-cache-size": int,
@@ -135,12 +136,13 @@ FREETOKEN_FLAGS: dict[str, Any] = {
 def test_freetoken_has_the_same_slots_and_a_profile() -> None:
     config = config_of(slots(5, 4, 4, 3, 4, 6))
     done = exported("freetoken", config, trace=TRACE)
-    given = parse(done.command, 3, FREETOKEN_FLAGS)
+    given = parse(done.command, 2, FREETOKEN_FLAGS)
     assert (given.moe_strategy, given.moe_cache_size, given.moe_cache_scope) == ("offload", 26, "per-layer")
+    assert given.model == "MODEL", "required, and not positional"
     assert given.moe_cache_split == "profile:profile.json"
     profile = json.loads(text_of(done, "profile.json"))
     assert profile["model"] == "toy" and (np.asarray(profile["expert_counts"]) == COUNTS).all()
-    pool = parse(exported("freetoken", config_of({"scope": "global", "budget_ratio": 0.5})).command, 3, FREETOKEN_FLAGS)
+    pool = parse(exported("freetoken", config_of({"scope": "global", "budget_ratio": 0.5})).command, 2, FREETOKEN_FLAGS)
     assert (pool.moe_cache_size, pool.moe_cache_scope, pool.moe_cache_split) == (24, "unified", None)
 
 
@@ -171,7 +173,7 @@ def test_freetoken_profile_split_is_its_rule() -> None:
 def test_freetoken_layers_are_a_list_and_never_a_count(cpu: dict[str, Any], strategy: str, layers: str | None) -> None:
     gone = range(6) if cpu.get("layers") == "all" else cpu.get("layers", [])
     config = config_of(slots(*(0 if layer in gone else 6 for layer in range(6))), cpu=cpu | {"threads": 3})
-    given = parse(exported("freetoken", config).command, 3, FREETOKEN_FLAGS)
+    given = parse(exported("freetoken", config).command, 2, FREETOKEN_FLAGS)
     assert (given.moe_strategy, given.moe_cpu_layers, given.moe_cpu_threads) == (strategy, layers, 3)
     assert given.moe_hybrid_max_fetch == (cpu["admissions"] if strategy == "hybrid" else None)
 

@@ -39,7 +39,6 @@ class Documented(argparse.ArgumentParser):
         for names in (("-c", "--ctx-size"), ("-b", "--batch-size"), ("-ub", "--ubatch-size"), ("-t", "--threads")):
             self.add_argument(*names, type=int)
         if is_ik:
-            self.add_argument("-fmoe", "--fused-moe", action="store_true")
             self.add_argument("--spec-type")
             return
         self.add_argument("-fit", "--fit", choices=("on", "off"), default="on")
