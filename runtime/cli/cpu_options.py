@@ -49,9 +49,9 @@ def with_cpu(
     return parse_config(config.model_dump() | {"cpu": cpu}, where="--cpu-layers, --cpu-experts, --cpu-threads")
 
 
-def read_threads(text: str | None, *, has_cpu: bool) -> tuple[int, ...]:
-    """Numbers of threads to calibrate with: as given; else powers of two up to the cores and all of these where the
-    CPU is not the emulated device itself.
+def read_threads(text: str | None, *, has_cores: bool) -> tuple[int, ...]:
+    """Numbers of threads to calibrate with: as given; else powers of two up to the cores and all of these, where the
+    cores are free for experts (`has_cores`), or one.
 
     Raises:
         ConfigError: not numbers from 1 to the cores.
@@ -61,7 +61,7 @@ def read_threads(text: str | None, *, has_cpu: bool) -> tuple[int, ...]:
     cores = os.cpu_count() or 1
     if text is None:
         powers = (1 << power for power in range(cores.bit_length()))
-        return tuple(sorted({1, cores, *(power for power in powers if power < cores)})) if has_cpu else (1,)
+        return tuple(sorted({1, cores, *(power for power in powers if power < cores)})) if has_cores else (1,)
     counts = tuple(_number(part.strip(), "--cpu-threads", "numbers such as 1,2,4") for part in text.split(","))
     if not all(1 <= count <= cores for count in counts):
         raise ConfigError(f"--cpu-threads {text}: this machine has {cores} cores; give numbers from 1 to {cores}")

@@ -75,7 +75,7 @@ def calibrate_command(
         str | None,
         typer.Option(
             help="Numbers of threads to measure experts on the CPU with, such as 1,2,4 (default: powers of two up to "
-            "all cores; on an emulated device without --copy-to-cpu, whose CPU is the device itself, 1)."
+            "all cores; beside an emulated device, which takes cores itself, 1)."
         ),
     ] = None,
     as_json: Json = False,
@@ -106,7 +106,7 @@ def calibrate_command(
             estimator_path=estimator,
             drafting=load_drafting(draft, gamma, loaded),
             copy_to_cpu_ratio=copy_to_cpu,
-            cpu_threads=read_threads(cpu_threads, has_cpu=copy_to_cpu is not None or loaded.on_cuda),
+            cpu_threads=read_threads(cpu_threads, has_cores=loaded.on_cuda),
             progress=step("calibrate"),
         )
         profile = with_error_band(loaded, profile, texts[:3], progress=step("check predictions"))

@@ -43,6 +43,7 @@ def to_ktransformers(source: ExportSource) -> Mapping:
             [
                 *split_notes(source, split),
                 "put these rules in place of the rule for mlp.experts in the rules of your model (MODEL_RULES.yaml)",
+                "rules for its server (balance_serve) name KTransformersExpertsV2: write that class here too",
                 "experts on the GPU do not go together with its CUDA graphs",
             ]
         ),

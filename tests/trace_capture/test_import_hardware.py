@@ -127,6 +127,12 @@ def written(rows: list[dict[str, Any]], form: str) -> str:
     if form == "csv":
         lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]
         return "\n".join(lines) + "\n"
+    if form == "sql":
+        lines = ["CREATE TABLE IF NOT EXISTS llama_bench (", "  n_gen INTEGER,", "  avg_ts REAL", ");", ""]
+        for row in rows:
+            values = ", ".join(f"'{value}'" for value in row.values())
+            lines.append(f"INSERT INTO llama_bench ({', '.join(row)}) VALUES ({values});")
+        return "\n".join(lines) + "\n"
     lines = ["| model | size | params | backend | ngl | n_cpu_moe | threads |            test |                  t/s |"]
     lines += ["| --- | ---: | ---: | --- | --: | --: | --: | --------------: | -------------------: |"]
     for row in rows:
@@ -138,7 +144,7 @@ def written(rows: list[dict[str, Any]], form: str) -> str:
     return "\n".join([*lines, "", "build: 1234abcd (5000)"]) + "\n"
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "sql", "markdown"])
 def test_two_numbers_of_layers_tell_the_rate_of_experts_on_the_cpu(form: str) -> None:
     rows = [result(0, n_prompt=512, n_gen=0, avg_ts=3000.0), result(16), result(40)]
     text = written(rows, form)
@@ -153,6 +159,16 @@ def test_results_without_a_gpu_tell_the_rate_over_all_weights() -> None:
     text = written([result(0, backends="CPU", n_gpu_layers=0, avg_ts=40e9 / moved)], "json")
     found = read_llama_bench(text, Path("bench"), SHAPE, 900e9, 0)
     assert found.cpu_experts == pytest.approx(40e9) and found.gpu is None
+
+
+def test_of_several_numbers_of_threads_the_fastest_is_taken_and_said() -> None:
+    rows = [
+        result(0, backends="CPU", n_gpu_layers=0, n_threads=n, avg_ts=rate) for n, rate in ((4, 9), (8, 12), (16, 5))
+    ]
+    found = read_llama_bench(written(rows, "json"), Path("bench"), SHAPE, 900e9, 0)
+    assert found.threads == 8 and any("slower results with 4, 16 threads" in note for note in found.notes)
+    alone = read_llama_bench(written(rows[:1], "json"), Path("bench"), SHAPE, 900e9, 0)
+    assert not any("slower results" in note for note in alone.notes)
 
 
 def test_results_of_other_settings_are_not_paired() -> None:

@@ -1,9 +1,9 @@
 """What `llama-bench` results of one model tell of a machine: the rate at which its cores work through experts.
 
-Results are JSON, JSON lines, CSV or the markdown table, all with the same fields: `n_gpu_layers` (`ngl`), `n_cpu_moe`,
-`n_prompt` and `n_gen` (or `test`, such as tg128), `avg_ts` (`t/s`), `backends` (`backend`). Two results of generation
-that differ in `n_cpu_moe` alone tell the rate by what the layers between them cost; else one without a GPU does, by
-all bytes that a token reads. Nothing in them tells the link's rate or what cores and copies do to each other.
+Results are JSON, JSON lines, CSV, SQL or the markdown table, all with the same fields: `n_gpu_layers` (`ngl`),
+`n_cpu_moe`, `n_prompt` and `n_gen` (or `test`, such as tg128), `avg_ts` (`t/s`), `backends` (`backend`). Two results of
+generation that differ in `n_cpu_moe` alone tell the rate by what the layers between them cost; else one without a GPU
+does, by all bytes that a token reads. Nothing in them tells the link's rate or what cores and copies do to each other.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trace_capture.model_shape import ModelShape
 _TEST = re.compile(r"(pp|tg)(\d+)(?: ?@ ?d(\d+))?")
 _TABLE = re.compile(r"\| *test *\| *t/s *\|")
 _ONLY_CPU = ("CPU", "BLAS", "BLAS,CPU", "CPU,BLAS")
+_INSERT = re.compile(r"INSERT INTO \w+ \((.*?)\) VALUES \((.*)\);")
 _SHORT = {"ngl": "n_gpu_layers", "ncmoe": "n_cpu_moe", "t/s": "avg_ts", "backend": "backends", "threads": "n_threads"}
 _NOT_SETTINGS = ("avg_ts", "avg_ns", "stddev_ts", "stddev_ns", "samples_ts", "samples_ns", "test_time", "n_cpu_moe")
 
@@ -42,6 +43,17 @@ class _Result(NamedTuple):
 def is_llama_bench(text: str) -> bool:
     """Whether a text is such results."""
     return '"avg_ts"' in text or "avg_ts," in text or bool(_TABLE.search(text))
+
+
+def _other_threads(alone: list[_Result], chosen: _Result) -> list[str]:
+    """That there are results with other numbers of threads."""
+    others = sorted({result.threads for result in alone if result.threads not in (None, chosen.threads)})
+    if not others or chosen.threads is None:
+        return []
+    return [
+        f"the file also has slower results with {', '.join(map(str, others))} threads: the rate is that with "
+        f"{chosen.threads}, and of other numbers is derived from it"
+    ]
 
 
 def read_llama_bench(
@@ -88,6 +100,7 @@ def read_llama_bench(
         notes=(
             f"bytes are those of {shape.name}; another model or format in the file makes the rate wrong in proportion",
             "llama-bench tells nothing of the link, nor of cores and copies together: those numbers are the parts'",
+            *([] if pairs else _other_threads(alone, slow)),
         ),
     )
 
@@ -138,6 +151,10 @@ def _rows(text: str, path: Path) -> Iterator[Mapping[str, Any]]:
             yield from json.loads(text)
         elif start == "{":
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
+        elif "INSERT INTO" in text:
+            for names, values in _INSERT.findall(text):
+                row = next(csv.reader([values], quotechar="'", skipinitialspace=True))
+                yield dict(zip(names.split(", "), row, strict=True))
         elif "|" in text and "avg_ts" not in text:
             yield from _markdown(text)
         else:

@@ -243,9 +243,12 @@ def _shaped(flat: npt.NDArray[Any], rows: int, shape: ModelShape, where: str) ->
             top_k, rest = divmod(flat.size, max(1, count * layers))
             if not rest and 0 < top_k < shape.top_k:
                 return flat.reshape(count, layers, top_k)
+    found, rest = divmod(flat.size, shape.num_layers * shape.top_k)
+    made = "" if rest else f", but {found}"
     raise TraceError(
         f"{where} holds {flat.size} numbers, which do not make {rows} rows of {shape.num_layers} layers x "
-        f"top-{shape.top_k} of {shape.name}; the answer was cut, or --model is another model"
+        f"top-{shape.top_k} of {shape.name}{made}; the answer was cut (SGLang's routed_experts_start_len leaves rows "
+        "out), or --model is another model"
     )
 
 
