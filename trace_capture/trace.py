@@ -222,6 +222,6 @@ class Trace:
 COLUMNS = ("sequence", "pass_id", "phase", "position", "token_id", "accepted", "experts", "weights")
 
 
-def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _bytes_of(column: npt.NDArray[Any]) -> memoryview:
     """The bytes of a column, not copied."""
-    return np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
