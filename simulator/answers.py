@@ -22,9 +22,10 @@ COLUMNS = (
 """Numbers of an answer, in the order of tables."""
 
 
-def answer_of(run: Run) -> dict[str, Any]:
+def answer_of(run: Run, device_expert_bytes: int) -> dict[str, Any]:
     """The answer that a run gives: `COLUMNS`, what limits it, its critical path, and what a reader must know.
 
+    `device_expert_bytes` is device memory that slots for experts take.
     `tpot_low_ms` and `tpot_high_ms` are the error band; None where nobody validated such a prediction.
     """
     metrics, band = run.metrics, run.info.error_band
@@ -42,7 +43,7 @@ def answer_of(run: Run) -> dict[str, Any]:
         "ttft_ms": metrics.ttft_ms,
         "decode_hit_rate": metrics.decode_hit_rate,
         "bytes_per_token": metrics.bytes_per_token,
-        "device_expert_bytes": run.info.config.get("cache", {}).get("budget_bytes"),
+        "device_expert_bytes": device_expert_bytes,
         "bound_ms": run.info.bounds.get("max_ms"),
         "regret_ratio": run.regret_ratio,
         "what_limits": what_limits(run),

@@ -115,6 +115,12 @@ SETTINGS = tuple(name for name in Scenario.model_fields if name not in ("numbers
 _TEXT_FIELDS = ("hardware", "gpu", "host", "link", "disk", "weights", "strategy", "prefetch", "ablate", "config")
 
 
+TRACE_SETTINGS = ("weights", "context", "gamma", "acceptance", "seed", "draft_mib", "ablate")
+"""What changes the trace."""
+MACHINE_SETTINGS = ("hardware", "gpu", "host", "link", "disk", "vram_gb", "numbers")
+"""What changes the machine."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A scenario put together: what `simulate` takes."""
@@ -122,6 +128,11 @@ class Question:
     trace: Trace
     hardware: HardwareProfile
     config: OffloadConfig
+
+    @property
+    def cpu_layers(self) -> frozenset[int]:
+        """MoE layers that run on the CPU altogether."""
+        return self.config.cpu.whole_layers(self.trace.shape.num_moe_layers)
 
 
 def put_together(trace: Trace, scenario: Scenario) -> Question:
@@ -132,6 +143,16 @@ def put_together(trace: Trace, scenario: Scenario) -> Question:
         ProfileError, ModelError, TraceError: a part of the machine, a weight format, or what the trace lacks.
     """
     hardware = machine_of(scenario)
+    trace = trace_of(trace, scenario)
+    return Question(trace, hardware, strategy_of(scenario, trace, hardware))
+
+
+def trace_of(trace: Trace, scenario: Scenario) -> Trace:
+    """The trace as a scenario replays it: with its weights, context and drafts.
+
+    Raises:
+        ModelError, TraceError: a weight format is unknown, or the trace cannot be drafted.
+    """
     if scenario.weights is not None:
         shape = trace.shape.with_weights(scenario.weights)
         trace = replace(trace, info=trace.info.model_copy(update={"shape": shape}))
@@ -139,9 +160,16 @@ def put_together(trace: Trace, scenario: Scenario) -> Question:
         trace = with_context(trace, scenario.context)
     if scenario.gamma is not None:
         trace = rewindow(trace, scenario.gamma, scenario.acceptance, scenario.seed, round(scenario.draft_mib * MIB))
-    without = read_ablations(scenario.ablate)
-    trace = ablated_trace(trace, without)
-    return Question(trace, hardware, ablated(config_of(scenario, trace, hardware), without))
+    return ablated_trace(trace, read_ablations(scenario.ablate))
+
+
+def strategy_of(scenario: Scenario, trace: Trace, hardware: HardwareProfile) -> OffloadConfig:
+    """The configuration of a scenario without the parts that it takes away; `trace` is that of `trace_of`.
+
+    Raises:
+        ConfigError: as `config_of`.
+    """
+    return ablated(config_of(scenario, trace, hardware), read_ablations(scenario.ablate))
 
 
 def machine_of(scenario: Scenario) -> HardwareProfile:

@@ -1,28 +1,28 @@
 """Many scenarios at once: over processes of this machine, or a Dask or Ray cluster, with the same results.
 
-Results are kept by the digest of everything that went in, so a stopped sweep goes on where it was.
+Results are kept by the digest of everything that went in, so a stopped sweep goes on where it was. Scenarios that come
+to the same simulation, such as cards with more memory than all experts need, are simulated once.
 """
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, product
-from pathlib import Path
 from typing import Any
 
 import joblib
 
 from simulator.answers import answer_of
+from simulator.policies.capacity import plan_capacity
 from simulator.replay import simulate
 from simulator.result_store import ResultStore
 from simulator.scenario import Scenario, put_together
+from simulator.sweep_plan import SweepPlan
 from trace_capture.errors import ConfigError, StudioError
-from trace_capture.files import file_digest, text_digest
 from trace_capture.trace import Trace
-from trace_capture.versions import software_versions
 
 Progress = Callable[[int, int], None]
 Answer = dict[str, Any]
@@ -91,29 +91,36 @@ def sweep(
     Raises:
         ConfigError: the cluster is not known, or cannot be reached.
     """
-    keys = [scenario_key(trace, scenario, bounds) for _, scenario in scenarios]
-    known = store.find(keys) if store is not None else {}
-    missing = {key: scenario for key, (_, scenario) in zip(keys, scenarios, strict=True) if key not in known}
-    done = len(scenarios) - len(missing)
+    keys, answers = _keys(SweepPlan(trace, bounds), scenarios)
+    if store is not None:
+        answers |= store.find(keys)
+    missing = {key: scenario for key, (_, scenario) in zip(keys, scenarios, strict=True) if key not in answers}
+    asked = Counter(keys)
+    done = sum(asked[key] for key in answers)
     if progress is not None:
         progress(done, len(scenarios))
     for results in _computed(trace, missing, jobs, cluster, bounds):
-        known |= results
+        answers |= results
         if store is not None:
             store.add(results)
-        done += len(results)
+        done += sum(asked[key] for key in results)
         if progress is not None:
             progress(done, len(scenarios))
-    return [Point(values, scenario, known[key]) for key, (values, scenario) in zip(keys, scenarios, strict=True)]
+    return [Point(values, scenario, answers[key]) for key, (values, scenario) in zip(keys, scenarios, strict=True)]
 
 
-def scenario_key(trace: Trace, scenario: Scenario, bounds: bool) -> str:
-    """Digest of everything that an answer depends on: trace, settings, the files they name, and the program."""
-    inputs: dict[str, Any] = {"trace": trace.digest, "scenario": scenario.model_dump(mode="json"), "bounds": bounds}
-    named = [scenario.config, scenario.hardware, scenario.gpu, scenario.host, scenario.link, scenario.disk]
-    files = [name for name in named if name and Path(name).is_file()]
-    inputs |= {"files": {name: file_digest(Path(name)) for name in files}, "versions": software_versions("simpy")}
-    return text_digest(json.dumps(inputs, sort_keys=True))
+def _keys(plan: SweepPlan, scenarios: Sequence[tuple[dict[str, str], Scenario]]) -> tuple[list[str], dict[str, Answer]]:
+    """Keys of what has to be simulated, one for scenarios that come to the same; and of what is impossible the answer,
+    by a key of its own."""
+    keys: list[str] = []
+    impossible: dict[str, Answer] = {}
+    for _, scenario in scenarios:
+        try:
+            keys.append(plan.key(scenario))
+        except StudioError as error:
+            keys.append(f"impossible: {error}")
+            impossible[keys[-1]] = {"error": str(error)}
+    return keys, impossible
 
 
 def answer(trace: Trace, scenario: Scenario, bounds: bool = True) -> Answer:
@@ -123,7 +130,8 @@ def answer(trace: Trace, scenario: Scenario, bounds: bool = True) -> Answer:
         run = simulate(question.trace, question.hardware, question.config, bounds=bounds)
     except StudioError as error:
         return {"error": str(error)}
-    return answer_of(run)
+    partitions = plan_capacity(question.config.cache, question.trace.shape, question.cpu_layers)
+    return answer_of(run, partitions.total_bytes)
 
 
 def _computed(

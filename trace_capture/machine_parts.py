@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -49,10 +50,16 @@ def load_part(kind: str, name: str) -> BaseModel:
         ProfileError: no such part, or a field in its file is missing or wrong.
     """
     path = Path(name)
-    if path.suffix != ".toml" or not path.is_file():
-        if name not in part_names(kind):
-            raise _unknown(kind, name, part_names(kind))
-        path = _folder(kind) / f"{name}.toml"
+    if path.suffix == ".toml" and path.is_file():
+        return checked(_TYPES[kind], read_toml(path, f"{kind} part"), f"{kind} part {path}")
+    if name not in part_names(kind):
+        raise _unknown(kind, name, part_names(kind))
+    return _shipped_part(kind, _folder(kind) / f"{name}.toml")
+
+
+@cache
+def _shipped_part(kind: str, path: Path) -> BaseModel:
+    """Read once, since a sweep asks for the same few over and over."""
     return checked(_TYPES[kind], read_toml(path, f"{kind} part"), f"{kind} part {path}")
 
 
@@ -149,7 +156,7 @@ def _settable(table: str) -> dict[str, bool]:
             for key, kind in fields.items()}  # fmt: skip
 
 
-def _composed(parts: dict[str, str]) -> HardwareProfile:
+def _composed(parts: Mapping[str, str]) -> HardwareProfile:
     return compose_profile(parts.get("gpu"), parts.get("host"), parts.get("link"), parts.get("disk"))
 
 
@@ -181,8 +188,13 @@ def _joined_name(base: str, named: dict[str, str]) -> str:
     return _JOINT.join(merged[kind] for kind in PART_KINDS if kind in merged)
 
 
-def _machines() -> dict[str, dict[str, str]]:
-    return read_toml(sample_folder() / "hardware" / "machines.toml", "list of machines")
+def _machines() -> Mapping[str, Mapping[str, str]]:
+    return _shipped_machines(sample_folder() / "hardware" / "machines.toml")
+
+
+@cache
+def _shipped_machines(path: Path) -> Mapping[str, Mapping[str, str]]:
+    return read_toml(path, "list of machines")
 
 
 def _folder(kind: str) -> Path:

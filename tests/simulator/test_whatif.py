@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,24 @@ def test_a_stopped_sweep_goes_on_where_it_was(trace: Trace, tmp_path: Path) -> N
     (tmp_path / "text").write_text("no database, but long enough to be taken for a file of some other kind" * 9)
     with pytest.raises(StudioError, match="no store of results"):
         ResultStore(tmp_path / "text")
+
+
+def test_scenarios_that_come_to_the_same_are_simulated_once(trace: Trace, tmp_path: Path) -> None:
+    """Memory beyond all experts, a reserve within one slot; but not another link, nor bounds."""
+    every = resident_bytes(trace.shape, int(trace.position.max()) + 1) + trace.shape.total_expert_bytes
+    enough = math.ceil(10 * every / GIB) / 10 + 1.5
+    cards = {"vram_gb": [f"{enough:.1f}", f"{enough + 8:.1f}", f"{enough + 80:.1f}"], "link": ["pcie3x16", "pcie4x16"]}
+    slot_gb = max(trace.shape.expert_bytes) / GIB
+    scenarios = grid(Scenario(**CARD), cards)
+    scenarios += grid(
+        Scenario(**CARD, vram_gb=enough), {"reserve_gb": [f"{1.5 + part * slot_gb:.9f}" for part in (3.2, 3.3)]}
+    )
+    store, seen = ResultStore(tmp_path / "results.sqlite"), []
+    points = sweep(trace, scenarios, store=store, bounds=False, progress=lambda done, _: seen.append(done))
+    assert seen == [0, 3, 6, 8] and len(store) == 3
+    assert [point.answer for point in points] == [answer(trace, scenario, False) for _, scenario in scenarios]
+    sweep(trace, scenarios[:1], store=store, bounds=True)
+    assert len(store) == 4
 
 
 def test_processes_and_a_dask_cluster_give_the_same_answers(trace: Trace) -> None:
