@@ -186,3 +186,13 @@ def test_a_tuned_configuration_carries_the_reference(tmp_path: Path) -> None:
     save_config(config, tmp_path / "tuned.toml")
     assert load_config(tmp_path / "tuned.toml") == config
     assert (trace.phase == Phase.PREFILL).any()
+
+
+def test_experts_on_the_cpu_are_said_to_keep_their_times() -> None:
+    trace, hardware = mixed_trace(SHAPE), machine()
+    config = make_config(budget_bytes=18_000, cpu={"policy": "misses"})
+    for chosen, said in ((config, True), (CONFIG, False)):
+        run = simulate(trace, hardware, chosen, record_spans=True)
+        measured = Run(run.info.model_copy(update={"kind": "measured"}), run.token_ns, run.spans, passes=run.passes)
+        notes = profile_from_run(hardware, measured, trace).notes
+        assert any("experts on the CPU keep the profile's times" in note for note in notes) == said
