@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import joblib
 
 from simulator.answers import answer_of
+from simulator.cluster import computing
 from simulator.policies.capacity import plan_capacity
 from simulator.replay import simulate
 from simulator.result_store import ResultStore
@@ -144,10 +144,10 @@ def _computed(
         for key, scenario in missing.items():
             yield {key: answer(trace, scenario, bounds)}
         return
-    with _backend(cluster, jobs) as workers:
-        size = max(1, min(_MAX_BATCH, len(missing) // (workers * _BATCHES_PER_WORKER)))
+    with computing(cluster, jobs) as workers:
+        size = max(1, min(_MAX_BATCH, len(missing) // (workers.count * _BATCHES_PER_WORKER)))
         tasks = (joblib.delayed(_answers)(trace, batch, bounds) for batch in _batches(missing, size))
-        yield from joblib.Parallel(n_jobs=jobs if cluster is None else -1, return_as="generator_unordered")(tasks)
+        yield from workers.results(tasks)
 
 
 def _answers(trace: Trace, batch: dict[str, Scenario], bounds: bool) -> dict[str, Answer]:
@@ -158,57 +158,3 @@ def _batches(missing: Mapping[str, Scenario], size: int) -> Iterator[dict[str, S
     items = iter(missing.items())
     while batch := dict(islice(items, size)):
         yield batch
-
-
-@contextmanager
-def _backend(cluster: str | None, jobs: int) -> Iterator[int]:
-    """Where joblib computes within the block; gives the number of workers."""
-    if cluster is None:
-        with joblib.parallel_config("loky"):
-            yield joblib.effective_n_jobs(jobs)
-        return
-    kind, _, address = cluster.partition(":")
-    if kind not in ("dask", "ray"):
-        raise ConfigError(f"unknown cluster '{cluster}'; give dask, dask:ADDRESS, ray or ray:ADDRESS")
-    try:
-        with _dask(address, jobs) if kind == "dask" else _ray(address, jobs):
-            yield joblib.effective_n_jobs(-1)
-    except ImportError as error:
-        raise ConfigError(f"--cluster {kind} needs {error.name}: pip install 'moe-studio[cluster]'") from error
-
-
-@contextmanager
-def _dask(address: str, jobs: int) -> Iterator[None]:
-    from dask.distributed import Client
-
-    workers = None if jobs == -1 else jobs
-    try:
-        local = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
-        client = Client(address) if address else Client(**local)
-    except OSError as error:
-        raise ConfigError(
-            f"there is no Dask scheduler at {address} ({error}); start one, or leave ADDRESS out"
-        ) from error
-    with client, joblib.parallel_config("dask"):
-        yield
-
-
-@contextmanager
-def _ray(address: str, jobs: int) -> Iterator[None]:
-    import ray
-    from ray.util.joblib import register_ray
-
-    try:
-        ray.init(address=address or None, num_cpus=None if address or jobs == -1 else jobs, include_dashboard=False)
-    except ConnectionError as error:
-        raise _unreachable("Ray cluster", address, error) from error
-    register_ray()
-    try:
-        with joblib.parallel_config("ray"):
-            yield
-    finally:
-        ray.shutdown()
-
-
-def _unreachable(what: str, address: str, error: Exception) -> ConfigError:
-    return ConfigError(f"there is no {what} at {address} ({error}); start one, or leave the address out")

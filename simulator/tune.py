@@ -39,6 +39,7 @@ class TuneOptions:
         seed: of the optimiser.
         study: SQLite file that keeps the study and all replays, so that a search that was broken off goes on.
         jobs: processes that replay; -1 for one per core. The result does not depend on it.
+        cluster: instead of processes: `dask`, `ray`, or either with `:ADDRESS`. Nor does it depend on this.
         slowdown_ratio: for `memory`: the time per token may be so much above the best of the full budget.
         commit: what layers cost that commit, by prefetch source; nothing commits without.
         quality_nats: budget of divergence per token for layers that commit.
@@ -52,6 +53,7 @@ class TuneOptions:
     seed: int = 0
     study: Path | None = None
     jobs: int = 1
+    cluster: str | None = None
     slowdown_ratio: float = 0.1
     commit: tuple[CommitCost, ...] = ()
     quality_nats: float = 0.0

@@ -78,7 +78,9 @@ def profile_from_run(hardware: HardwareProfile, run: Run, trace: Trace) -> Resca
             changed["device"] = _slower(hardware.device, ratios)
         notes.append("compute is rescaled by the run: " + ", ".join(f"{k} x {v:.2f}" for k, v in ratios.items()))
     if run.metrics.cpu_runs:
-        notes.append("experts on the CPU keep the profile's times: the run shows what waiting for them took, not theirs")
+        notes.append(
+            "experts on the CPU keep the profile's times: the run shows what waiting for them took, not theirs"
+        )
     if hardware.error_band is not None:
         notes.append("the profile's error band was dropped: nobody has validated the rescaled profile")
     description = f"{hardware.description} Rescaled by a run of {run.info.label}.".strip()

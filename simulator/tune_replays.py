@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import joblib
 
+from simulator.cluster import Workers, computing
 from simulator.policies.config import OffloadConfig
 from simulator.replay import simulate
 from simulator.result_store import ResultStore
@@ -72,15 +74,21 @@ class Replays:
         hardware: the machine.
         store: results known before are taken from it, new ones put there as they come.
         jobs: processes; -1 for one per core.
+        cluster: see `simulator.cluster.computing`; one that is named is kept until `close`.
         steps: told of each replay, new or known.
     """
 
-    def __init__(self, hardware: HardwareProfile, store: ResultStore | None, jobs: int, steps: Steps) -> None:
+    def __init__(
+        self, hardware: HardwareProfile, store: ResultStore | None, jobs: int, cluster: str | None, steps: Steps
+    ) -> None:
         self._hardware = hardware
         self._machine = hardware.digest
         self._versions = software_versions("simpy")
         self._store = store
         self._jobs = jobs
+        self._cluster = cluster
+        self._workers: Workers | None = None
+        self._open = ExitStack()
         self._steps = steps
         self._known: dict[str, dict[str, Any]] = {}
 
@@ -122,7 +130,7 @@ class Replays:
         return text_digest(json.dumps(inputs | {"versions": self._versions}, sort_keys=True))
 
     def _computed(self, missing: Mapping[str, tuple[Part, OffloadConfig]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self._jobs == 1 or len(missing) < 2:
+        if self._cluster is None and (self._jobs == 1 or len(missing) < 2):
             for key, (part, config) in missing.items():
                 yield _replayed(key, part.trace, self._hardware, config)
             return
@@ -130,8 +138,14 @@ class Replays:
             joblib.delayed(_replayed)(key, part.trace, self._hardware, config)
             for key, (part, config) in missing.items()
         )
-        with joblib.parallel_config("loky"):
-            yield from joblib.Parallel(n_jobs=self._jobs, return_as="generator_unordered")(tasks)
+        if self._workers is None:
+            self._workers = self._open.enter_context(computing(self._cluster, self._jobs))
+        yield from self._workers.results(tasks)
+
+    def close(self) -> None:
+        """Give processes or cluster back."""
+        self._open.close()
+        self._workers = None
 
 
 def _replayed(key: str, trace: Trace, hardware: HardwareProfile, config: OffloadConfig) -> tuple[str, dict[str, Any]]:

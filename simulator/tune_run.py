@@ -70,7 +70,7 @@ class Tuning:
         self.profile = profile or self.train[self.base].trace
         self.steps = Steps(progress, cancelled)
         store = None if options.study is None else ResultStore(options.study)
-        self.replays = Replays(hardware, store, options.jobs, self.steps)
+        self.replays = Replays(hardware, store, options.jobs, options.cluster, self.steps)
         self._copy_ns = [self.costs.copy_ns(size) for size in trace.shape.expert_bytes]
         self._hits = lru_hit_curve(self.train[self.base].trace, GENERATING)
         self.split = self._split(budget_bytes, 0)
@@ -80,6 +80,12 @@ class Tuning:
 
     def run(self) -> TuneResult:
         """Grid, search, smaller budgets, confirmation."""
+        try:
+            return self._run()
+        finally:
+            self.replays.close()
+
+    def _run(self) -> TuneResult:
         space = self._space()
         first = self._grid()
         grid_best = self.candidates[0]

@@ -74,6 +74,7 @@ def tune_command(
     ] = None,
     study: Annotated[Path | None, typer.Option(help="SQLite file, so that a stopped search goes on.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; -1 for one per core. The result is the same.")] = 1,
+    cluster: Annotated[str | None, typer.Option(help="dask or ray, or dask:ADDRESS, instead of processes.")] = None,
     as_json: Json = False,
 ) -> None:
     """Find the best configuration for a trace, a machine and a budget; write it as TOML.
@@ -94,6 +95,7 @@ def tune_command(
         seed=seed,
         study=study,
         jobs=jobs,
+        cluster=cluster,
         slowdown_ratio=slowdown,
         commit=_commit_costs(quality, loaded.shape),
         quality_nats=parse_quality_budget(quality_budget),
