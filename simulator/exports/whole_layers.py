@@ -83,9 +83,14 @@ def split_notes(source: ExportSource, split: LayerSplit) -> list[str]:
     total, kept = source.shape.num_moe_layers, len(split.on_device)
     size = sum(source.shape.num_experts * source.shape.expert_bytes[layer] for layer in split.on_device)
     notes = [
-        f"all experts of {kept} of {total} MoE layers are on the device: {size / 2**30:.2f} GiB of the "
-        f"{source.budget_bytes / 2**30:.2f} GiB that the configuration gives to experts"
+        f"all experts of {kept} of {total} MoE layers are on the device: {_size_text(size)} of the "
+        f"{_size_text(source.budget_bytes)} that the configuration gives to experts"
     ]
     if not kept:
         notes.append("the budget holds no whole layer, so all experts leave the device")
     return notes
+
+
+def _size_text(size: int) -> str:
+    """In gibibytes, or mebibytes where that would be none."""
+    return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"
