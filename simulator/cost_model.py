@@ -186,17 +186,21 @@ class CostModel:
             self.sharing = Sharing(*map(round, parts))
         else:
             self.compute = RooflineCompute(profile, shape, cpu_threads)
+        self._wakeup_ns = round(profile.link.wakeup_ns.value)
+        self._lost_after: tuple[Sequence[float], Sequence[float]] | None = None
+        """Lengths of stalls and what is lost after each, where that was measured with this model."""
+        if self.is_measured and measured is not None and measured.stall_ns:
+            self._lost_after = (0.0, *measured.stall_ns), (0.0, *measured.wakeup_ns)
 
     def wakeup_ns(self, stall_ns: int) -> int:
         """Time lost after a stall: by its length where that was measured with this model, else the link's constant.
 
         In proportion below the shortest stall that was measured, and constant beyond the longest.
         """
-        measured = self._profile.measured
-        if not self.is_measured or measured is None or not measured.stall_ns:
-            return round(self._profile.link.wakeup_ns.value)
-        stalls, lost = (0.0, *measured.stall_ns), (0.0, *measured.wakeup_ns)
-        return interpolate_ns(stalls, lost, min(stall_ns, measured.stall_ns[-1]))
+        if self._lost_after is None:
+            return self._wakeup_ns
+        stalls, lost = self._lost_after
+        return interpolate_ns(stalls, lost, min(stall_ns, stalls[-1]))
 
     def copy_ns(self, num_bytes: int) -> int:
         """One load over the link, from its start to its landing, memory to itself."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from simulator.policies.cache import Key
-from simulator.policies.plans import Load
+from simulator.policies.plans import ADMISSION_PRIORITY, Load
+from simulator.policies.residency import for_look_ups
 
 NEVER_NS = 1 << 62
 
@@ -22,13 +23,13 @@ class Copy(NamedTuple):
 
 
 class SimulatedLink:
-    """A DMA engine with a priority queue.
+    """A DMA engine with a queue for each priority.
 
     What it does between two calls is settled by its queue, so it takes no events: whoever looks brings it up to the
     present first, and whoever waits is told until when.
 
     Args:
-        copy_ns: duration of a copy by its bytes.
+        copy_ns, issue_ns: duration of a copy, and of submitting it, by its bytes.
         record_copies: keep every copy in `copies`.
         note_landings: keep `landings`.
 
@@ -39,11 +40,17 @@ class SimulatedLink:
         landings: copies that have landed since the last `drain`, with their ends, if noted.
     """
 
-    def __init__(self, copy_ns: Callable[[int], int], record_copies: bool = False, note_landings: bool = False) -> None:
+    def __init__(
+        self,
+        copy_ns: Mapping[int, int],
+        issue_ns: Mapping[int, int],
+        record_copies: bool = False,
+        note_landings: bool = False,
+    ) -> None:
         self._copy_ns = copy_ns
-        self._queue: list[tuple[int, int, int, Load]] = []
-        """(priority, number, not before, load), a heap."""
-        self._sequence = 0
+        self._issue_ns = issue_ns
+        self._queues: list[deque[tuple[int, Load]]] = [deque() for _ in range(ADMISSION_PRIORITY + 1)]
+        """By priority: (not before, load), in order of submission."""
         self._in_flight: Load | None = None
         self._record_copies = record_copies
         self._note_landings = note_landings
@@ -55,43 +62,39 @@ class SimulatedLink:
         self._slow_from_ns = self._slow_to_ns = 0
         self._slow_ratio = 1.0
 
-    def submit(self, loads: Iterable[Load], now_ns: int, issue_ns: Callable[[int], int]) -> int:
+    def submit(self, loads: Iterable[Load], now_ns: int) -> int:
         """Queue copies that a host thread issues one after the other; none begins before it has been issued.
 
         Args:
             loads: in order.
             now_ns: when the first is about to be issued.
-            issue_ns: time to issue a copy by its bytes.
 
         Returns:
             when the last has been issued.
         """
-        number = self._sequence
+        queues, issue_ns = self._queues, self._issue_ns
         for load in loads:
-            now_ns += issue_ns(load[1])
+            now_ns += issue_ns[load[1]]
             if self._in_flight is None:
                 self._start(load, now_ns)
             else:
-                number += 1
-                heapq.heappush(self._queue, (load[3], number, now_ns, load))
-        self._sequence = number
+                queues[load[3]].append((now_ns, load))
         return now_ns
 
     def cancel(self, key: Key) -> bool:
         """Withdraw a queued copy; False when it has begun."""
-        for place, entry in enumerate(self._queue):
-            if entry[3].key == key:
-                self._queue[place] = self._queue[-1]
-                self._queue.pop()
-                heapq.heapify(self._queue)
-                return True
+        for queue in self._queues:
+            for entry in queue:
+                if entry[1][0] == key:
+                    queue.remove(entry)
+                    return True
         return False
 
     def advance(self, now_ns: int) -> None:
         """Let copies end and begin up to a moment: what ends at t has landed at t."""
-        self._work(now_ns, set())
+        self._work(now_ns, (), 0)
 
-    def land(self, keys: Iterable[Key]) -> int | None:
+    def land(self, keys: Sequence[Key]) -> int | None:
         """Let copies end and begin until all `keys` have landed.
 
         Returns:
@@ -100,10 +103,11 @@ class SimulatedLink:
         Raises:
             RuntimeError: a key was never submitted.
         """
-        awaited = set(keys)
-        if self.landed:
-            awaited.difference_update(self.landed)
-        return self._work(-1, awaited) if awaited else None
+        awaited = for_look_ups(keys)
+        left = len(keys)
+        for key in self.landed:
+            left -= key in awaited
+        return self._work(-1, awaited, left) if left else None
 
     def drain(self) -> list[Key]:
         """Keys that have landed since the last call, in order."""
@@ -116,7 +120,8 @@ class SimulatedLink:
         """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
         if self._in_flight is None:
             return 0
-        return max(0, self.ends_ns - from_ns) + sum(self._copy_ns(load.num_bytes) for *_, load in self._queue)
+        queued = sum(self._copy_ns[load.num_bytes] for queue in self._queues for _, load in queue)
+        return max(0, self.ends_ns - from_ns) + queued
 
     def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
         """Copies take `ratio` times longer between two moments; what is in flight then lands later.
@@ -135,33 +140,37 @@ class SimulatedLink:
         """Begin a copy on the idle link."""
         self._in_flight = load
         self._started_ns = start_ns
-        copy_ns = self._copy_ns(load[1])
+        copy_ns = self._copy_ns[load[1]]
         self.ends_ns = start_ns + copy_ns if start_ns >= self._slow_to_ns else self._end_ns(start_ns, copy_ns)
         if self._record_copies:
             self.copies.append(Copy(load, start_ns, start_ns, self.ends_ns))
 
-    def _work(self, until_ns: int, awaited: set[Key]) -> int:
-        """End copies and begin queued ones, up to a moment and until all of `awaited` have landed.
+    def _work(self, until_ns: int, awaited: Collection[Key], left: int) -> int:
+        """End copies and begin queued ones, up to a moment and until so many more of `awaited` have landed.
 
         Returns:
             the end of the last copy.
         """
         load, start_ns, end_ns = self._in_flight, self._started_ns, self.ends_ns
-        queue, landed, now_ns = self._queue, self.landed, until_ns
-        while awaited or end_ns <= until_ns:
+        urgent, foreseen, others = self._queues
+        landed, now_ns = self.landed, until_ns
+        while left or end_ns <= until_ns:
             if load is None:
                 raise RuntimeError("a copy is awaited that was never submitted")
             now_ns = end_ns
-            landed.append(load[0])
-            awaited.discard(load[0])
+            key = load[0]
+            landed.append(key)
+            if key in awaited:
+                left -= 1
             if self._note_landings:
                 self.landings.append((now_ns, load))
+            queue = urgent or foreseen or others
             if not queue:
                 load, end_ns = None, NEVER_NS
                 continue
-            _, _, submit_ns, load = heapq.heappop(queue)
+            submit_ns, load = queue.popleft()
             start_ns = now_ns if now_ns > submit_ns else submit_ns
-            end_ns = start_ns + self._copy_ns(load[1])
+            end_ns = start_ns + self._copy_ns[load[1]]
             if start_ns < self._slow_to_ns:
                 end_ns = self._end_ns(start_ns, end_ns - start_ns)
             if self._record_copies:

@@ -74,11 +74,12 @@ class Machine:
         self._serial = serial
         self._routed = PassReader(trace)
         self._predict = predictions_of(trace, core.prefetch)
-        self._costs = Durations(costs)
+        self._costs = Durations(costs, trace.shape)
+        self._predict_ns = self._costs.predict_ns(core.prefetch.prediction or "")
         self._utility_ns = self._costs.decide_utility_ns if core.plans_when_drafting else 0
         self._window = window or DraftingWindow(UtilityConfig())
         self._env = simpy.Environment(initial_time=0)
-        self._link = SimulatedLink(self._costs.copy_ns, record_spans, explain)
+        self._link = SimulatedLink(self._costs.copy_ns, self._costs.issue_ns, record_spans, explain)
         self._record_spans = record_spans
         self._explain = explain
         self._host_spans: list[Span] = []
@@ -86,6 +87,7 @@ class Machine:
         self._terms: dict[str, int] = {}
         self._stalls: dict[str, int] = {}
         self._experts: Sequence[int] = ()
+        self._num_tokens = 0
         self._tokens: list[list[int]] = []
         self._now = 0
         self._waited_ns = 0
@@ -135,6 +137,7 @@ class Machine:
             times.terms_ns["dense"] = sum(dense_ns)
             predicted = self._predict(item)
             executed = executed_experts(self._routed(item), predicted, self._core.modes)
+            ahead = [*predicted[1:], None] if predicted else [None] * len(executed)
             if self._core.needs_token_counts:
                 self._tokens = self._token_counts(item, executed)
             for layer, experts in enumerate(executed):
@@ -142,7 +145,7 @@ class Machine:
                     self._span("device", "dense", self._now, self._now + dense_ns[layer], item, layer)
                 self._now += dense_ns[layer]
                 if experts:
-                    self._layer(item, layer, experts, predicted)
+                    self._layer(item, layer, experts, ahead[layer])
                     if self._waited_ns:
                         yield self._env.timeout(self._waited_ns - self._env.now)
                         self._waited_ns = 0
@@ -153,7 +156,7 @@ class Machine:
     def _begin_pass(self, item: Pass, tokens: int, context: int) -> PassTimes:
         """What comes before the first layer, and what a pass costs beside its layers."""
         times = PassTimes(item.phase, item.sequence, tokens, self._trace.output_tokens(item))
-        self._terms, self._stalls = times.terms_ns, times.stall_ns
+        self._terms, self._stalls, self._num_tokens = times.terms_ns, times.stall_ns, tokens
         if self._core.plans_when_drafting and item.phase != Phase.PREFILL:
             self._plan_loads(item)
         self._core.begin_pass(item.phase == Phase.PREFILL)
@@ -172,7 +175,7 @@ class Machine:
         self._catch_up()
         self._began_ns = self._now
         loads = self._core.drafting_begins(self._window.expected_ns)
-        plan_ns = self._costs.plan_ns + self._costs.submit_ns(len(loads))
+        plan_ns = self._costs.plan_ns + self._costs.submit_ns[len(loads)]
         self._terms["decide"] += plan_ns
         self._now += plan_ns
         self._issue(loads, item, -1)
@@ -191,7 +194,8 @@ class Machine:
         pairs = zip(executed, routed, predicted, strict=True)
         return [list((counts if list(counts) == experts else guess).values()) for experts, counts, guess in pairs]
 
-    def _layer(self, item: Pass, layer: int, experts: list[int], predicted: list[list[int]]) -> None:
+    def _layer(self, item: Pass, layer: int, experts: list[int], ahead: list[int] | None) -> None:
+        """One layer, with what is foreseen of the next one, if something is."""
         core, link = self._core, self._link
         self._catch_up()
         for key in core.layer_routed(layer, experts, self._tokens[layer] if self._tokens else ()):
@@ -202,14 +206,15 @@ class Machine:
             self._record_uses(item, layer)
         is_first = True
         while (wave := core.next_wave()) is not None:
+            on_device, _, wait, _ = wave
             if link.ends_ns <= self._now:
                 link.advance(self._now)
-            self._host_work(item, layer, wave, predicted, is_first)
+            self._host_work(item, layer, wave, ahead, is_first)
             is_first = False
-            if wave.wait:
-                self._wait(item, layer, wave.wait)
-            if wave.experts:
-                self._compute_experts(item, layer, len(wave.experts))
+            if wait:
+                self._wait(item, layer, wait)
+            if on_device:
+                self._compute_experts(item, layer, len(on_device))
             core.wave_done()
         if self._cpu_end_ns:
             self._join(item, layer)
@@ -220,7 +225,7 @@ class Machine:
     def _compute_experts(self, item: Pass, layer: int, count: int) -> None:
         """Run so many of the layer's experts on the device."""
         start_ns = self._now
-        self._now += self._costs.experts_ns(layer, item.stop - item.start, count, len(self._experts))
+        self._now += self._costs.experts_ns[layer, self._num_tokens, count, len(self._experts)]
         if self._cpu_end_ns:
             self._now += self._costs.sharing.device_ns
         self._terms["experts"] += self._now - start_ns
@@ -235,45 +240,45 @@ class Machine:
         if link.landed:
             self._core.landed(*link.drain())
 
-    def _host_work(self, item: Pass, layer: int, wave: Wave, predicted: list[list[int]], is_first: bool) -> None:
+    def _host_work(self, item: Pass, layer: int, wave: Wave, ahead: list[int] | None, is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
-        self._began_ns = now_ns = self._now
-        loads = wave.loads
-        self._now += self._costs.decide_ns(len(loads))
-        if wave.cpu_experts:
-            self._now += self._costs.sharing.start_ns
+        self._began_ns = self._now
+        _, loads, _, cpu_experts = wave
+        decide_ns = self._costs.decide_ns[len(loads)]
         if is_first:
-            self._now += self._utility_ns
-        self._terms["decide"] += self._now - now_ns
-        if wave.cpu_experts:
+            decide_ns += self._utility_ns
+        if cpu_experts:
+            decide_ns += self._costs.sharing.start_ns
+        self._terms["decide"] += decide_ns
+        self._now += decide_ns
+        if cpu_experts:
             self._start_cpu(item, layer, wave)
         if loads:
             self._issue(loads, item, layer)
         if is_first:
-            self._prefetch(item, layer, predicted)
+            self._prefetch(item, layer, ahead)
         if self._record_spans:
             self._end_host_work(item, layer)
-        if is_first and self._cpu_end_ns:
-            self._share_memory(layer)
 
-    def _prefetch(self, item: Pass, layer: int, predicted: list[list[int]]) -> None:
-        """Predict the next layer's experts and submit the loads that follow."""
-        ids: Sequence[int] = ()
-        if layer + 1 < len(predicted):
-            ids = predicted[layer + 1]
-            predict_ns = self._costs.predict_ns(layer, self._core.prefetch.prediction or "")
+    def _prefetch(self, item: Pass, layer: int, ahead: list[int] | None) -> None:
+        """Predict the next layer's experts and submit the loads that follow. The CPU's part of the layer then runs
+        beside all copies that are queued."""
+        if ahead is not None:
+            predict_ns = self._predict_ns[layer]
             self._terms["predict"] += predict_ns
             self._now += predict_ns
-        loads = self._core.plan_prefetch(ids)
+        loads = self._core.plan_prefetch(ahead or ())
         if loads:
-            plan_ns = self._costs.submit_ns(len(loads))
+            plan_ns = self._costs.submit_ns[len(loads)]
             self._terms["decide"] += plan_ns
             self._now += plan_ns
             self._issue(loads, item, layer)
+        if self._cpu_end_ns:
+            self._share_memory(layer)
 
     def _start_cpu(self, item: Pass, layer: int, wave: Wave) -> None:
         """The CPU begins its part of the layer. In serial mode waits for it."""
-        tokens, active = item.stop - item.start, len(self._experts)
+        tokens, active = self._num_tokens, len(self._experts)
         self._cpu_began_ns = self._now
         self._cpu_end_ns = self._now + self._costs.cpu_experts_ns(layer, tokens, len(wave.cpu_experts), active)
         self._cpu_end_ns += self._costs.sharing.cpu_ns if wave.experts else 0
@@ -312,7 +317,7 @@ class Machine:
             evicted = [key for load in loads for key in load.evicts]
             self._record_evictions(evicted, self._began_ns, item)
         now_ns = self._now
-        self._now = self._link.submit(loads, now_ns, self._costs.issue_ns)
+        self._now = self._link.submit(loads, now_ns)
         self._terms["issue"] += self._now - now_ns
         if self._serial:
             self._end_host_work(item, layer)

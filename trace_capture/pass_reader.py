@@ -43,9 +43,9 @@ class PassReader:
 def _distinct(ids: Ids) -> list[list[list[int]]]:
     """Distinct experts [T][L][up to K] of ids [T, L, K]."""
     rows: list[list[list[int]]] = ids.tolist()
-    searched = np.asarray((ids == NO_EXPERT).any(axis=(0, 2)))
-    for shift in range(1, ids.shape[2]):
-        searched |= (ids[:, :, shift:] == ids[:, :, :-shift]).any(axis=(0, 2))
+    ranked = np.sort(ids.swapaxes(0, 1), axis=2)
+    searched = (ranked[:, :, -1] == NO_EXPERT).any(axis=1)
+    searched |= (ranked[:, :, 1:] == ranked[:, :, :-1]).reshape(len(ranked), -1).any(axis=1)
     for layer in np.flatnonzero(searched).tolist():
         for row in rows:
             row[layer] = [expert for expert in dict.fromkeys(row[layer]) if expert != NO_EXPERT]

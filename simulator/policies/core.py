@@ -40,12 +40,11 @@ from simulator.policies.plans import (
     PREFETCH_PRIORITY,
     Load,
     Wave,
-    make_load,
     make_wave,
 )
 from simulator.policies.plans import Counters as Counters
 from simulator.policies.prefetch import PrefetchPolicy
-from simulator.policies.residency import CanLeave, Residency, for_look_ups, without_place
+from simulator.policies.residency import CanLeave, Residency, for_look_ups
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
@@ -86,7 +85,6 @@ class OffloadCore:
         self._partition_of_layer = capacity.partition_of_layer
         self._residency = Residency(shape, capacity, cache)
         self._resident = self._residency.of_layer
-        self._pending = self._residency.pending
         self._key_of = self._residency.key_of
         self._cache = list(cache)
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
@@ -97,7 +95,6 @@ class OffloadCore:
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self.placement = placement or AllOnDevice()
         self.needs_token_counts = self.placement.needs_token_counts or any(one.needs_token_counts for one in cache)
-        self._cpu_layers = self.placement.cpu_layers
         self._places = not isinstance(self.placement, AllOnDevice)
         self.log = log
         self._foreseen: Collection[int] = ()
@@ -106,8 +103,10 @@ class OffloadCore:
         """Experts of the routed layer that have yet to run on the device."""
         self._active: Collection[int] = ()
         """The same, for look-ups; nobody may evict them."""
-        self._absent: Sequence[int] = ()
-        """Those of them without a place."""
+        self._awaited: list[int] = []
+        """Those of them whose copies have yet to land or to be planned."""
+        self._absent: list[int] = []
+        """Those of these without a place."""
         self._wave: tuple[int, ...] = ()
         self._cpu_part: tuple[int, ...] = ()
         """The CPU's experts of the routed layer, until they are handed out."""
@@ -190,7 +189,7 @@ class OffloadCore:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        self.tally.cancelled(key, self._expert_bytes[key[0]], self._pending[key])
+        self.tally.cancelled(key, self._expert_bytes[key[0]], self._residency.reason_of(key))
         self._residency.leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
@@ -213,15 +212,15 @@ class OffloadCore:
         partition = self._partition_of_layer[layer]
         if self._hears[partition]:
             self._cache[partition].routed(layer, experts, tokens)
-        self._remaining, self._active = experts, for_look_ups(experts)
-        self._absent = absent = without_place(experts, self._resident[layer])
-        stale, late = self._residency.coming(layer, experts) if self._pending else ((), 0)
-        self.tally.looked_up(layer, experts, absent, late)
+        self._remain(experts)
+        awaited = self._awaited
+        late = len(awaited) - len(self._absent)
+        self.tally.looked_up(layer, experts, self._absent, late)
         if self._places:
             self._place(layer, experts, tokens)
-        if stale and self.modes[layer] == "hint" and not (self._prefill and self.streams_prefill):
-            return stale
-        return ()
+        if len(self._residency.under_way[layer]) == late or self.modes[layer] != "hint":
+            return ()
+        return () if self._prefill and self.streams_prefill else self._residency.not_asked(layer, awaited)
 
     def next_wave(self) -> Wave | None:
         """What the routed layer does next, or None when all its experts have run."""
@@ -229,21 +228,22 @@ class OffloadCore:
         if not self._remaining and not cpu_experts:
             return None
         layer = self._layer
-        partition = self._partition_of_layer[layer]
-        loads, experts = self._load_remaining(layer)
         row, resident = self._key_of[layer], self._resident[layer]
-        keys: list[Key] = []
+        experts = tuple(self._remaining)
+        loads: tuple[Load, ...] = ()
+        if self._absent:
+            loads = tuple(self._load(layer, self._absent, "demand", DEMAND_PRIORITY, self._can_leave))
+            if len(loads) < len(self._absent):
+                experts = tuple(filter(resident.__contains__, experts))
         wait: list[Key] = []
-        for expert in experts:
-            key = row[expert]
-            keys.append(key)
-            if not resident[expert]:
-                wait.append(key)
+        for expert in self._awaited:
+            if expert in resident:
+                wait.append(row[expert])
         if not experts and self._remaining:
             wait = self._residency.strays(layer)
-        self._cache[partition].all_used(keys)
+        self._cache[self._partition_of_layer[layer]].all_used(row, experts)
         self._wave = experts
-        wave = make_wave((experts, tuple(loads), tuple(wait), cpu_experts))
+        wave = make_wave((experts, loads, tuple(wait), cpu_experts))
         if self.log is not None:
             self.log.append(("wave", wave))
         return wave
@@ -258,7 +258,7 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if target < len(self._resident) and target not in self._cpu_layers:
+        if target < len(self._resident) and target not in self.placement.cpu_layers:
             loads = self._plan_ahead(target, predicted)
         self._plan_behind(loads)
         if self.log is not None:
@@ -272,8 +272,7 @@ class OffloadCore:
         if len(self._wave) == len(self._remaining):
             self._remaining = self._active = ()
         else:
-            self._set_remaining(set(self._remaining).difference(self._wave))
-        self._wave = ()
+            self._drop_of_remaining(self._wave)
 
     def layer_done(self) -> tuple[Key, ...]:
         """All experts of the layer have run. Gives keys that the cache policy drops now."""
@@ -300,21 +299,23 @@ class OffloadCore:
         """Keys with a place on the device, those on their way included."""
         return self._residency.keys()
 
-    def _set_remaining(self, chosen: Collection[int]) -> None:
-        """Of the experts that have yet to run, go on with the chosen ones."""
-        experts = [expert for expert in self._remaining if expert in chosen]
+    def _remain(self, experts: Sequence[int]) -> None:
+        """These experts of the routed layer have yet to run on the device."""
         self._remaining, self._active = experts, for_look_ups(experts)
-        self._absent = without_place(experts, self._resident[self._layer])
+        resident = self._resident[self._layer]
+        has_landed = resident.get
+        self._awaited = awaited = []
+        self._absent = absent = []
+        for expert in experts:
+            if not has_landed(expert):
+                awaited.append(expert)
+                if expert not in resident:
+                    absent.append(expert)
 
-    def _load_remaining(self, layer: int) -> tuple[Sequence[Load], tuple[int, ...]]:
-        """Loads for experts of the layer that still have to run, as far as there is room, and those that can run."""
-        absent = self._absent
-        if not absent:
-            return (), tuple(self._remaining)
-        loads = self._load(layer, absent, "demand", DEMAND_PRIORITY, self._can_leave)
-        if len(loads) == len(absent):
-            return loads, tuple(self._remaining)
-        return loads, tuple(filter(self._resident[layer].__contains__, self._remaining))
+    def _drop_of_remaining(self, experts: Collection[int]) -> None:
+        """Of those that had yet to run on the device, these have run, or run on the CPU."""
+        gone = frozenset(experts)
+        self._remain([expert for expert in self._remaining if expert not in gone])
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
         """Loads for the next layer, in order, until there is no room: in a prefill for all of its experts or none,
@@ -324,7 +325,7 @@ class OffloadCore:
             wanted = range(len(self._key_of[target])) if self.streams_prefill else ()
         else:
             wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
-        absent = without_place(wanted, self._resident[target])
+        absent = self._residency.without_place(target, wanted)
         if absent or self._missed:
             self._foreseen = for_look_ups(wanted)
         if not absent:
@@ -340,14 +341,14 @@ class OffloadCore:
         self._cpu_part, self._missed = tuple(part), ()
         if not part:
             return
-        self._set_remaining(set(experts).difference(part))
+        self._drop_of_remaining(part)
         self.tally.ran_on_cpu(len(part))
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in part:
             if expert in resident:
                 used((layer, expert))
-        if self.placement.max_admissions and layer not in self._cpu_layers:
-            self._missed = tuple(without_place(part, resident))
+        if self.placement.max_admissions and layer not in self.placement.cpu_layers:
+            self._missed = tuple(self._residency.without_place(layer, part))
 
     def _plan_behind(self, loads: list[Load]) -> None:
         """Add loads for later passes, behind everything that this pass needs."""
@@ -362,7 +363,7 @@ class OffloadCore:
         """
         layer = self._layer
         missed, self._missed = self._missed, ()
-        under_way = self._residency.admissions
+        under_way = self._residency.under_way_for[ADMISSION]
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in missed[: max(0, self.placement.max_admissions - under_way)]:
             if self._prefill and not self._residency.has_room(layer):
@@ -375,15 +376,9 @@ class OffloadCore:
 
     def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave) -> list[Load]:
         """Loads of absent experts of a layer, in order, until no room can be made."""
-        keys = list(map(self._key_of[layer].__getitem__, experts))
-        evicts = self._residency.take(layer, keys, reason, can_leave)
-        if len(evicts) < len(keys):
-            keys, experts = keys[: len(evicts)], experts[: len(evicts)]
-        num_bytes = self._expert_bytes[layer]
-        self.tally.loaded(layer, experts, num_bytes, reason, sum(map(len, evicts)))
-        loads: list[Load] = []
-        for place, key in enumerate(keys):
-            loads.append(make_load((key, num_bytes, reason, priority, evicts[place])))
+        loads, evicted = self._residency.take(layer, experts, reason, priority, can_leave)
+        if loads:
+            self.tally.loaded(layer, experts[: len(loads)], self._expert_bytes[layer], reason, evicted)
         return loads
 
     def _can_leave(self, key: Key) -> bool:

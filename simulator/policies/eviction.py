@@ -51,7 +51,7 @@ class CachePolicy:
     expert is planned, `used` for each expert that a layer runs on the device (in the router's order, after its load
     was planned), `choose_victim` while room is needed, and `removed` for every key that leaves. `expired` is asked
     once after each layer. A policy sees keys only; which of them may leave now is told by the predicate it is given.
-    `all_admitted`, `all_used` and `evict` are the same for several keys; a policy may have a faster way.
+    `all_admitted`, `all_used` and `evict` are the same for several of them; a policy may have a faster way.
 
     Args:
         partition: what there is to know of the memory.
@@ -99,15 +99,15 @@ class CachePolicy:
         """The key to evict next among those that `can_leave`, or None when there is none."""
         raise NotImplementedError
 
-    def all_admitted(self, keys: Sequence[Key]) -> None:
-        """`admitted` for each of `keys`, in order."""
-        for key in keys:
-            self.admitted(key)
+    def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """`admitted` for each of a layer's `experts`, in order; `row` holds the keys of that layer by expert."""
+        for expert in experts:
+            self.admitted(row[expert])
 
-    def all_used(self, keys: Sequence[Key]) -> None:
-        """`used` for each of `keys`, in order."""
-        for key in keys:
-            self.used(key)
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """`used` for each of a layer's `experts`, in order."""
+        for expert in experts:
+            self.used(row[expert])
 
     def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
         """`choose_victim` and `removed` so many times, or until nobody can leave; gives those who left, in order."""

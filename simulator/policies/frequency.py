@@ -85,9 +85,10 @@ class Lfu(ScoredPolicy):
         self._count[key] = self._count.get(key, 0) + 1
         self.score(key, self._count[key])
 
-    def all_used(self, keys: Sequence[Key]) -> None:
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
         count = self._count
+        keys = [row[expert] for expert in experts]
         scores: list[int] = []
         for key in keys:
             count[key] = uses = count.get(key, 0) + 1
@@ -114,9 +115,10 @@ class LfuAgeing(ScoredPolicy):
         self._uses[key] += 1
         self.score(key, self._age + self._uses[key])
 
-    def all_used(self, keys: Sequence[Key]) -> None:
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
         uses, age = self._uses, self._age
+        keys = [row[expert] for expert in experts]
         scores: list[float] = []
         for key in keys:
             uses[key] += 1

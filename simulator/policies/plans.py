@@ -15,6 +15,8 @@ ADMISSION_PRIORITY = 2
 ADMISSION = "admission"
 UTILITY_PRIORITY = 2
 UTILITY = "utility"
+REASONS = ("preload", "demand", "prefetch", ADMISSION, UTILITY)
+"""Why experts are loaded."""
 
 
 class Load(NamedTuple):

@@ -37,17 +37,17 @@ class Lru(CachePolicy):
                 return key
         return None
 
-    def all_admitted(self, keys: Sequence[Key]) -> None:
+    def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
         order = self._order
-        for key in keys:
-            order[key] = None
+        for expert in experts:
+            order[row[expert]] = None
 
-    def all_used(self, keys: Sequence[Key]) -> None:
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
         move_to_end = self._order.move_to_end
-        for key in keys:
-            move_to_end(key)
+        for expert in experts:
+            move_to_end(row[expert])
 
     def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
         """See `CachePolicy`; one walk from the oldest on."""

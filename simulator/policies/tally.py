@@ -56,14 +56,16 @@ class Tally:
 
     def looked_up(self, layer: int, experts: Sequence[int], absent: Sequence[int], late: int) -> None:
         """A layer asks for `experts`. Those in `absent` have no place; so many have one and are on their way to it."""
-        counters = self._now
-        counters.lookups += len(experts)
+        counters, asked = self._now, len(experts)
+        counters.lookups += asked
+        counters.hits += asked - len(absent) - late
         counters.late += late
-        counters.hits += len(experts) - len(absent) - late
-        self.first_uses = ()
         unused = self._unused[layer]
+        self.first_uses = ()
         if unused:
-            self.first_uses = used = unused.intersection(experts).difference(absent)
+            self.first_uses = used = unused.intersection(experts)
+            if absent:
+                used.difference_update(absent)
             counters.prefetch_used += len(used)
             unused -= used
 

@@ -38,7 +38,7 @@ class UtilityCore(OffloadCore):
         if self.log is not None:
             self.log.append(("drafting_begins", window_ns))
         self.tally.begin_drafting()
-        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), self._resident, self._pending)
+        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), self._resident, self._residency.coming())
         loads = tuple(self.hot.plan(self._load_wanted, left_ns, 0))
         if self.log is not None:
             self.log.append(("prefetch", loads))
@@ -60,8 +60,7 @@ class UtilityCore(OffloadCore):
 
     def _plan_behind(self, loads: list[Load]) -> None:
         if not self._prefill:
-            under_way = sum(reason == UTILITY for reason in self._pending.values())
-            loads += self.hot.plan(self._load_wanted, None, under_way)
+            loads += self.hot.plan(self._load_wanted, None, self._residency.under_way_for[UTILITY])
         super()._plan_behind(loads)
 
     def _load_wanted(self, key: Key, level: int | None) -> Load | None:

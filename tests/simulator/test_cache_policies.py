@@ -67,6 +67,7 @@ def test_several_keys_at_once_are_the_same_as_one_after_the_other(name: str) -> 
             make_cache_policy(name, Partition(6000, 12_000, 1000, hot, seed, future_uses(asked), utility))
             for utility in utilities
         )
+        row = [(0, expert) for expert in range(12)]
         present: list[Key] = []
         for keys in steps:
             for policy in (batch, single):
@@ -88,11 +89,11 @@ def test_several_keys_at_once_are_the_same_as_one_after_the_other(name: str) -> 
                 single.admitted(key)
             left = [key for key in present if key not in keys]
             assert batch.evict(count, lambda key, left=left: key in left) == victims
-            batch.all_admitted(absent)
+            batch.all_admitted(row, [expert for _, expert in absent])
             used = keys[: source.randint(0, len(keys))]
             for key in used:
                 single.used(key)
-            batch.all_used(used)
+            batch.all_used(row, [expert for _, expert in used])
             present = [key for key in present if key not in victims] + absent
 
 
