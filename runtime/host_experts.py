@@ -11,6 +11,7 @@ down; `tests/benchmarks/cpu_beside_device.py` shows both sizes.
 from __future__ import annotations
 
 import copy
+import os
 import queue
 import threading
 import time
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 
 from runtime.kernels import Kernel, Pairs, Routed, SlotExperts, pairs_of, run_pairs, stock_kernel
 from runtime.slots import ExpertBanks
+from simulator.policies.config import CpuConfig
+from trace_capture.errors import ConfigError
 from trace_capture.hooks import MoeSite
 
 _HOST_KERNELS = (None, "eager", "grouped_mm", "batched_mm")
@@ -139,6 +142,20 @@ class HostExperts:
             pairs = Pairs([job.pairs.places[number] for number in chosen], [0] * len(chosen))
             outputs[torch.tensor(chosen)] = run_pairs(kernel, view, job.hidden, job.top_k, pairs)
         return outputs
+
+
+def check_threads(config: CpuConfig) -> None:
+    """Refuse more threads than cores, which only hold each other up.
+
+    Raises:
+        ConfigError: so many are asked for.
+    """
+    cores = os.cpu_count() or config.live_threads
+    if config.is_used and config.live_threads > cores:
+        raise ConfigError(
+            f"cpu.threads is {config.live_threads} and this machine has {cores} cores, on which so many threads only "
+            "hold each other up; set fewer in the configuration, or --cpu-threads"
+        )
 
 
 def host_implementation(implementation: str | None) -> str | None:

@@ -19,7 +19,7 @@ from runtime.engine import Engine
 from runtime.estimator import ESTIMATOR_FILE, make_predictor
 from runtime.expert_costs import measure_expert_times
 from runtime.expert_files import ExpertFiles, expert_files
-from runtime.host_experts import host_implementation
+from runtime.host_experts import check_threads, host_implementation
 from runtime.kernels import Kernel, stock_kernel
 from runtime.link import EmulatedLink, ThreadedLink
 from runtime.pass_hooks import watch_passes
@@ -97,6 +97,7 @@ def offload(
     """
     if model in _OFFLOADED:
         raise ModelError("this model is already offloaded; call unload(model) first")
+    check_threads(config.cpu)
     files = expert_files(model)
     sites = find_sites(model)
     shape = model_shape(model, sites, name or model_name(model))

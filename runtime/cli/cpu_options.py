@@ -33,6 +33,7 @@ def with_cpu(
         ConfigError: an option cannot be read.
     """
     from simulator.policies.config import parse_config
+    from trace_capture.errors import ConfigError
 
     if layers is None and experts is None and threads is None:
         return config
@@ -46,7 +47,10 @@ def with_cpu(
             cpu["max_tokens"] = _number(tokens, "--cpu-experts threshold", "threshold:N with N tokens")
     if threads is not None:
         cpu["threads"] = threads
-    return parse_config(config.model_dump() | {"cpu": cpu}, where="--cpu-layers, --cpu-experts, --cpu-threads")
+    chosen = parse_config(config.model_dump() | {"cpu": cpu}, where="--cpu-layers, --cpu-experts, --cpu-threads")
+    if threads is not None and not chosen.cpu.is_used:
+        raise ConfigError("--cpu-threads: no expert runs on the CPU; give --cpu-experts or --cpu-layers too")
+    return chosen
 
 
 def read_threads(text: str | None, *, has_cores: bool) -> tuple[int, ...]:

@@ -46,8 +46,8 @@ def whatif_command(
     """Ask how fast the routing of a trace would be on other machines and with other strategies.
 
     Any setting can be set or swept: hardware, gpu, host, link, disk, vram_gb, weights, context, strategy, prefetch,
-    mode, cpu_layers, cpu_experts, gamma, acceptance, ablate, budget_ratio, ...; any number of the machine (host.cores);
-    any key of a configuration (config.cache.policy).
+    mode, cpu_layers, cpu_experts, cpu_threads, gamma, acceptance, ablate, budget_ratio, ...; any number of the machine
+    (host.cores); any key of a configuration (config.cache.policy).
 
     Example: moe-studio whatif t.parquet --set gpu=rtx4090 --sweep link=pcie3x16,pcie4x16,pcie5x16 --explain
     """

@@ -100,6 +100,8 @@ def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path
     ]
     assert times[0] > times[1] > 0, "a data sheet's host: four cores work through more than one"
     assert_refused(studio("simulate", trace, *placed, "--cpu-threads", "999"), "cpu.threads is 999", "cores")
+    assert_refused(studio("simulate", trace, "--cpu-threads", "2"), "no expert runs on the CPU")
+    assert_refused(studio(*arguments, *placed, "--cpu-threads", "999"), "cpu.threads is 999 and this machine has")
     assert_refused(studio("simulate", trace, "--cpu-layers", "few"), "--cpu-layers", "a number of layers, or 'all'")
     assert_refused(studio("simulate", trace, "--cpu-experts", "mises"), "did you mean 'misses'")
     assert_refused(studio("simulate", trace, "--ablate", "cpu"), "no such part")

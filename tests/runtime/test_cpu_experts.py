@@ -23,6 +23,7 @@ from runtime.models import LoadedModel
 from simulator.policies.config import OffloadConfig, parse_config
 from tests.runtime.test_architectures import SUPPORTED, change_experts
 from tests.runtime.tiny_models import tiny_model
+from trace_capture.errors import ConfigError
 from trace_capture.hooks import discover
 
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -274,3 +275,14 @@ def test_without_a_cpu_policy_there_is_no_thread(tiny: Callable[..., torch.nn.Mo
     assert engine._host is None
     assert not [thread for thread in threading.enumerate() if thread.name == "moe-studio-cpu"]
     unload(model)
+
+
+def test_more_threads_than_cores_are_refused_before_anything_is_changed(tiny: Callable[..., torch.nn.Module]) -> None:
+    model = tiny("qwen3_moe")
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    chosen = parse_config({"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses", "threads": 9999}})
+    with pytest.raises(ConfigError, match="cpu.threads is 9999 and this machine has"):
+        offload(model, chosen)
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+    with offloaded(model, parse_config({"cache": {"budget_ratio": 0.5}, "cpu": {"threads": 9999}})):
+        pass  # nothing runs on the CPU
