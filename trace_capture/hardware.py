@@ -289,7 +289,10 @@ class HardwareProfile(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 over all numbers that predict, so not over the error band, as `sha256:<hex>`."""
-        return text_digest(self.model_dump_json(exclude={"error_band"}))
+        left_out: dict[str, Any] = {"error_band": True}
+        if self.measured is not None and not self.measured.cpu_by_threads:
+            left_out["measured"] = {"cpu_by_threads"}  # so that profiles from before it was measured keep theirs
+        return text_digest(self.model_dump_json(exclude=left_out))
 
     def save(self, path: Path) -> None:
         """Write the profile as TOML, atomically."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def test_profile_survives_toml_with_kinds_and_digest(profile: HardwareProfile, t
     assert loaded == profile and loaded.digest == profile.digest
     assert loaded.error_band is not None and loaded.error_band.low_ratio == pytest.approx(0.92)
     assert profile.model_copy(update={"error_band": None}).digest == profile.digest
+    assert profile.measured is not None
+    fewer = profile.model_copy(update={"measured": profile.measured.model_copy(update={"cpu_by_threads": ()})})
+    assert fewer.digest != profile.digest
+    known = json.loads(fewer.model_dump_json(exclude={"error_band"}))
+    del known["measured"]["cpu_by_threads"]  # as written by a version without that field
+    assert fewer.digest == text_digest(json.dumps(known, separators=(",", ":")))
     assert loaded.link.h2d_bytes_per_s.kind == "measured" and loaded.device.memory_bytes.kind == "data sheet"
     profile.model_copy(update={"measured": None, "error_band": None}).save(tmp_path / "q.toml")
     assert HardwareProfile.load(tmp_path / "q.toml").measured is None
