@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +40,22 @@ def belady_hit_rates(trace: Trace, config: OffloadConfig, warmup_passes: int = 0
         that keeps nothing for a later prefill. Upper bounds for on-demand loading when all experts have equal bytes
         (Belady 1966), close to them otherwise.
     """
-    routing = executed_routing(trace, config)
-    lookups = np.array([[len(experts) for experts in layers] for layers in routing.experts])
+    return _hit_rates(trace, config, executed_routing(trace, config), warmup_passes)
+
+
+def _hit_rates(trace: Trace, config: OffloadConfig, routing: Routing, warmup_passes: int) -> tuple[float, float]:
+    """See `belady_hit_rates`."""
+    lookups = _lookups(routing)
     decode = np.array(_counted_decode(trace, warmup_passes))
     counted = decode | np.array([item.phase == Phase.PREFILL for item in trace.passes])
     hits = (lookups - _misses(trace, config, routing, counted.tolist()))[counted]
     decode_hits = (lookups - _misses(trace, config, routing, decode.tolist()))[decode]
     return float(hits.sum() / max(1, lookups[counted].sum())), float(decode_hits.sum() / max(1, lookups[decode].sum()))
+
+
+def _lookups(routing: Routing) -> npt.NDArray[np.int64]:
+    """How many experts each layer of each pass runs [passes, L]."""
+    return np.array([[len(experts) for experts in layers] for layers in routing.experts], dtype=np.int64)
 
 
 def _counted_decode(trace: Trace, warmup_passes: int) -> list[bool]:
@@ -90,16 +100,13 @@ def _start(config: OffloadConfig, capacity: Capacity, shape: ModelShape, cpu_lay
 def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool], start: Sequence[Key]) -> list[int]:
     """For each key of the start and then each look-up, the place of the next look-up of the same key if that is in a
     pass that counts."""
-    keys = [(0, layer * shape.num_experts + expert) for layer, expert in start]
-    keys += [
-        (place, layer * shape.num_experts + expert)
-        for place, layers in enumerate(routing.experts)
-        for layer, experts in enumerate(layers)
-        for expert in experts
-    ]
-    if not keys:
-        return []
-    passes, ids = np.asarray(keys, dtype=np.int64).T
+    lengths = _lookups(routing).ravel()
+    places = np.repeat(np.arange(len(lengths)), lengths)
+    flat = chain.from_iterable(chain.from_iterable(routing.experts))
+    experts = np.fromiter(flat, dtype=np.int64, count=len(places))
+    first = [layer * shape.num_experts + expert for layer, expert in start]
+    passes = np.concatenate([np.zeros(len(first), dtype=np.int64), places // shape.num_moe_layers])
+    ids = np.concatenate([np.array(first, dtype=np.int64), places % shape.num_moe_layers * shape.num_experts + experts])
     order = np.argsort(ids, kind="stable")
     following = np.full(len(ids), _NEVER, dtype=np.int64)
     same = (ids[order[1:]] == ids[order[:-1]]) & np.asarray(counts)[passes[order[1:]]]
@@ -225,7 +232,7 @@ def tpot_bounds(trace: Trace, costs: CostModel, config: OffloadConfig, warmup_pa
         that evicts less well may hide its copies better.
     """
     routing = executed_routing(trace, config)
-    hit_rate, decode_hit_rate = belady_hit_rates(trace, config, warmup_passes)
+    hit_rate, decode_hit_rate = _hit_rates(trace, config, routing, warmup_passes)
     counted = _counted_decode(trace, warmup_passes)
     tokens = sum(trace.output_tokens(item) for item, counts in zip(trace.passes, counted, strict=True) if counts)
     if not tokens:
@@ -249,6 +256,7 @@ def _perfect_times(
     """Nanoseconds of all counted decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
     misses = _misses(trace, config, routing, counted).tolist()
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
+    decide_ns = costs.compute.decide_ns(0)
     experts_time = lru_cache(maxsize=None)(partial(_experts_time, costs.compute, config.cpu, trace.shape))
     compute_ns = transfer_ns = unlimited_ns = look_ahead_ns = 0
     now_ns = link_ns = 0  # of a stretch of decode passes, in which the link may run ahead
@@ -259,22 +267,23 @@ def _perfect_times(
             continue
         tokens, context = item.stop - item.start, int(trace.position[item.start])
         layers = []
+        dense = costs.compute.dense_of_layers_ns(tokens, context)
         for layer, experts in enumerate(routing.experts[place]):
-            dense_ns = costs.compute.dense_ns(layer, tokens, context)
             if not experts:
-                layers.append(_Layer(dense_ns, 0, 0, 0))
+                layers.append(_Layer(dense[layer], 0, 0, 0))
                 continue
             experts_ns, is_loaded = experts_time(layer, tokens, len(experts))
             copies_ns = misses[place][layer] * copy_ns[layer] if is_loaded else 0
-            layers.append(_Layer(dense_ns, costs.compute.decide_ns(0), experts_ns, copies_ns))
+            layers.append(_Layer(dense[layer], decide_ns, experts_ns, copies_ns))
         overhead_ns = costs.compute.overhead_ns(tokens) + costs.drafting_ns(trace.info.draft, tokens - 1)
-        compute_ns += overhead_ns + sum(each.dense_ns + each.decide_ns + each.experts_ns for each in layers)
-        transfer_ns += sum(each.copies_ns for each in layers)
+        compute_ns += overhead_ns
         look_ahead_ns += overhead_ns + _look_ahead_ns(layers)
         now_ns += overhead_ns
-        for each in layers:
-            link_ns += each.copies_ns
-            now_ns = max(now_ns + each.dense_ns + each.decide_ns, link_ns) + each.experts_ns
+        for before_ns, bookkeeping_ns, experts_ns, copies_ns in layers:
+            compute_ns += before_ns + bookkeeping_ns + experts_ns
+            transfer_ns += copies_ns
+            link_ns += copies_ns
+            now_ns = max(now_ns + before_ns + bookkeeping_ns, link_ns) + experts_ns
     return compute_ns, transfer_ns, unlimited_ns + now_ns, look_ahead_ns
 
 
@@ -304,12 +313,12 @@ def _experts_time(
 def _look_ahead_ns(layers: Sequence[_Layer]) -> int:
     """One pass when the copies of a layer may begin once the layer before it has been routed, the first one's once
     it has been routed itself."""
-    now_ns = layers[0].dense_ns
-    landed_ns = now_ns + layers[0].copies_ns
-    for place, each in enumerate(layers):
-        routed_ns = now_ns if place == 0 else now_ns + each.dense_ns
-        ready_ns = max(routed_ns + each.decide_ns, landed_ns)
-        if place + 1 < len(layers):
-            landed_ns = max(routed_ns, landed_ns) + layers[place + 1].copies_ns
-        now_ns = ready_ns + each.experts_ns
+    now_ns = 0
+    landed_ns = layers[0].dense_ns + layers[0].copies_ns
+    next_copies_ns = [each.copies_ns for each in layers[1:]] + [0]
+    for (dense_ns, decide_ns, experts_ns, _), copies_ns in zip(layers, next_copies_ns, strict=True):
+        routed_ns = now_ns + dense_ns
+        ready_ns = max(routed_ns + decide_ns, landed_ns)
+        landed_ns = max(routed_ns, landed_ns) + copies_ns
+        now_ns = ready_ns + experts_ns
     return now_ns

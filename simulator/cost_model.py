@@ -32,6 +32,9 @@ class ComputeCosts(Protocol):
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """One layer beside its routed experts, for `tokens` in the pass and `context` tokens in the cache."""
 
+    def dense_of_layers_ns(self, tokens: int, context: int) -> list[int]:
+        """`dense_ns` of every layer [L]."""
+
     def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """`experts` of the `active` experts of a layer on the device, in one group of kernels."""
 
@@ -56,12 +59,17 @@ class ComputeCosts(Protocol):
 class MeasuredCompute:
     """Compute times from a calibration on this machine."""
 
-    def __init__(self, costs: MeasuredCosts) -> None:
+    def __init__(self, costs: MeasuredCosts, num_layers: int) -> None:
         self._costs = costs
+        self._num_layers = num_layers
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """See `ComputeCosts`."""
         return interpolate_ns(self._costs.tokens, self._costs.dense_ns, tokens)
+
+    def dense_of_layers_ns(self, tokens: int, context: int) -> list[int]:
+        """See `ComputeCosts`."""
+        return [self.dense_ns(0, tokens, context)] * self._num_layers
 
     def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """See `ComputeCosts`. A layer run in waves is charged by the share of experts in the wave, but never
@@ -108,6 +116,10 @@ class RooflineCompute:
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """See `ComputeCosts`."""
         return self.device.dense_ns(layer, tokens, context)
+
+    def dense_of_layers_ns(self, tokens: int, context: int) -> list[int]:
+        """See `ComputeCosts`."""
+        return self.device.dense_of_layers_ns(tokens, context)
 
     def experts_ns(self, layer: int, tokens: int, experts: int, active: int) -> int:
         """See `ComputeCosts`."""
@@ -181,7 +193,7 @@ class CostModel:
         self.sharing = Sharing(0, 0, 0)
         if measured is not None and self.is_measured:
             measured = measured.with_cpu_threads(cpu_threads)
-            self.compute = MeasuredCompute(measured)
+            self.compute = MeasuredCompute(measured, shape.num_moe_layers)
             parts = (measured.cpu_start_ns, measured.cpu_split_ns, measured.cpu_beside_ns)
             self.sharing = Sharing(*map(round, parts))
         else:

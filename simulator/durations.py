@@ -40,9 +40,10 @@ class Durations:
 
     def __init__(self, costs: CostModel, shape: ModelShape) -> None:
         compute = costs.compute
+        sizes = set(shape.expert_bytes)
         self._layers = range(shape.num_moe_layers)
         self._predict_ns = compute.predict_ns
-        self.dense_ns = compute.dense_ns
+        self.dense_of_layers_ns = compute.dense_of_layers_ns
         self.dense_parts_ns = costs.dense_parts_ns
         self.overhead_ns = compute.overhead_ns
         self.sharing = costs.sharing
@@ -50,8 +51,8 @@ class Durations:
         self.decide_utility_ns = costs.decide_utility_ns
         self.verify_overhead_ns = costs.verify_overhead_ns
         self.wakeup_ns = costs.wakeup_ns  # not remembered: there is no end of different stalls
-        self.copy_ns = {size: costs.copy_ns(size) for size in shape.expert_bytes}
-        self.issue_ns = {size: costs.load_issue_ns(size) for size in shape.expert_bytes}
+        self.copy_ns = {size: costs.copy_ns(size) for size in sizes}
+        self.issue_ns = {size: costs.load_issue_ns(size) for size in sizes}
         self.decide_ns = Remembered(compute.decide_ns)
         self.submit_ns = Remembered[int](lambda loads: compute.decide_ns(loads) - compute.decide_ns(0))
         self.experts_ns = Remembered[tuple[int, int, int, int]](lambda asked: compute.experts_ns(*asked))

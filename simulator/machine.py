@@ -129,11 +129,10 @@ class Machine:
         return [begins[max(0, bisect_right(starts, copy.start_ns) - 1)][1] for copy in self._link.copies]
 
     def _replay(self) -> Process:
-        layers, costs = range(self._trace.shape.num_moe_layers), self._costs
         for item in self._trace.passes:
             tokens, context = item.stop - item.start, int(self._trace.position[item.start])
             times = self._begin_pass(item, tokens, context)
-            dense_ns = [costs.dense_ns(layer, tokens, context) for layer in layers]
+            dense_ns = self._costs.dense_of_layers_ns(tokens, context)
             times.terms_ns["dense"] = sum(dense_ns)
             predicted = self._predict(item)
             executed = executed_experts(self._routed(item), predicted, self._core.modes)

@@ -44,19 +44,15 @@ class DeviceCosts:
         layers = [_layer_of(shape, layer) for layer in range(shape.num_moe_layers)]
         self._kinds = tuple(dict.fromkeys(layers))
         self._kind_of = [self._kinds.index(layer) for layer in layers]
-        self._at: tuple[int, int] | None = None
-        self._dense_ns: list[int] = []
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """One layer beside its routed experts: the sum of `dense_parts_ns`."""
-        if self._at != (tokens, context):
-            self._price(tokens, context)
-        return self._dense_ns[self._kind_of[layer]]
+        return sum(self.dense_parts_ns(layer, tokens, context).values())
 
-    def _price(self, tokens: int, context: int) -> None:
-        """Work out `dense_ns` of every kind of layer for a pass."""
-        self._at = tokens, context
-        self._dense_ns = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
+    def dense_of_layers_ns(self, tokens: int, context: int) -> list[int]:
+        """`dense_ns` of every layer [L]."""
+        kinds = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
+        return [kinds[kind] for kind in self._kind_of]
 
     def dense_parts_ns(self, layer: int, tokens: int, context: int) -> dict[str, int]:
         """One layer beside its routed experts by parts: attention, router, shared and launch.

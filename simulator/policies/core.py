@@ -95,6 +95,7 @@ class OffloadCore:
         self.modes = tuple(modes or ("hint",) * shape.num_moe_layers)
         self.placement = placement or AllOnDevice()
         self.needs_token_counts = self.placement.needs_token_counts or any(one.needs_token_counts for one in cache)
+        self._cpu_layers = self.placement.cpu_layers
         self._places = not isinstance(self.placement, AllOnDevice)
         self.log = log
         self._foreseen: Collection[int] = ()
@@ -258,7 +259,7 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if target < len(self._resident) and target not in self.placement.cpu_layers:
+        if target < len(self._resident) and target not in self._cpu_layers:
             loads = self._plan_ahead(target, predicted)
         self._plan_behind(loads)
         if self.log is not None:
@@ -303,11 +304,10 @@ class OffloadCore:
         """These experts of the routed layer have yet to run on the device."""
         self._remaining, self._active = experts, for_look_ups(experts)
         resident = self._resident[self._layer]
-        has_landed = resident.get
         self._awaited = awaited = []
         self._absent = absent = []
         for expert in experts:
-            if not has_landed(expert):
+            if not resident.get(expert):
                 awaited.append(expert)
                 if expert not in resident:
                     absent.append(expert)
@@ -324,7 +324,9 @@ class OffloadCore:
         if self._prefill:
             wanted = range(len(self._key_of[target])) if self.streams_prefill else ()
         else:
-            wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
+            wanted = self.prefetch.select(target, predicted)
+            if self._max_prefetch is not None:
+                wanted = wanted[: self._max_prefetch]
         absent = self._residency.without_place(target, wanted)
         if absent or self._missed:
             self._foreseen = for_look_ups(wanted)
@@ -347,7 +349,7 @@ class OffloadCore:
         for expert in part:
             if expert in resident:
                 used((layer, expert))
-        if self.placement.max_admissions and layer not in self.placement.cpu_layers:
+        if self.placement.max_admissions and layer not in self._cpu_layers:
             self._missed = tuple(self._residency.without_place(layer, part))
 
     def _plan_behind(self, loads: list[Load]) -> None:
@@ -377,8 +379,10 @@ class OffloadCore:
     def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave) -> list[Load]:
         """Loads of absent experts of a layer, in order, until no room can be made."""
         loads, evicted = self._residency.take(layer, experts, reason, priority, can_leave)
+        if len(loads) < len(experts):
+            experts = experts[: len(loads)]
         if loads:
-            self.tally.loaded(layer, experts[: len(loads)], self._expert_bytes[layer], reason, evicted)
+            self.tally.loaded(layer, experts, self._expert_bytes[layer], reason, evicted)
         return loads
 
     def _can_leave(self, key: Key) -> bool:

@@ -45,9 +45,9 @@ class Lru(CachePolicy):
 
     def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
-        move_to_end = self._order.move_to_end
+        order = self._order
         for expert in experts:
-            move_to_end(row[expert])
+            order.move_to_end(row[expert])
 
     def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
         """See `CachePolicy`; one walk from the oldest on."""

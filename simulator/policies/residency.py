@@ -81,8 +81,9 @@ class Residency:
             victims = self._cache[partition].evict(count - room, can_leave)
             for gone, expert in victims:
                 del self.of_layer[gone][expert]
-            count = room + len(victims)
-            experts = experts[:count]
+            if room + len(victims) < count:
+                count = room + len(victims)
+                experts = experts[:count]
         self.free_bytes[partition] -= size * (count - len(victims))
         row, held, under_way = self.key_of[layer], self.of_layer[layer], self.under_way[layer]
         loads: list[Load] = []

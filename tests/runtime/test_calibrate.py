@@ -77,7 +77,7 @@ def test_predictions_by_a_trained_network_have_a_cost_of_their_own(profile: Hard
     with pytest.raises(ModelError, match="no usable estimator"):
         network_prediction_ns(demo, ids, None, tmp_path / "none")
     measured = profile.measured.model_copy(update={"predict_by_source_ns": {"estimator": 70.0}, "predict_ns": 20.0})
-    compute = MeasuredCompute(measured)
+    compute = MeasuredCompute(measured, 1)
     assert [compute.predict_ns(0, source) for source in ("quasi-hidden", "estimator", "")] == [20, 70, 20]
     profile.model_copy(update={"measured": measured}).save(tmp_path / "p.toml")
     again = HardwareProfile.load(tmp_path / "p.toml").measured
