@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,13 +46,15 @@ _DECODE_SWITCH = "_optimize_model_for_decode"
 
 @dataclass
 class _Offloaded:
-    """What must be undone."""
+    """What must be undone, as far as it was done."""
 
-    engine: Engine
+    store: ExpertStore
     implementation: str | None
-    handles: list[Any]
     sites: list[MoeSite]
-    others: list[nn.Module]
+    link: ThreadedLink | None = None
+    engine: Engine | None = None
+    others: list[nn.Module] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
 
 
 _ENGINE_OF_EXPERTS: WeakKeyDictionary[nn.Module, tuple[Engine, int]] = WeakKeyDictionary()
@@ -108,30 +110,27 @@ def offload(
     times = _expert_times(model, config, shape, sites, files, hardware)
     core = OffloadCore.from_config(config, shape, log, times=times)
     predictor = _make_predictor(model, core, sites, default_vectors, estimator)
-    store = ExpertStore(sites, pinned=on_cuda, files=files)
-    if store.note:
-        warnings.warn(store.note, RuntimeWarning, stacklevel=2)
+    state = _Offloaded(ExpertStore(sites, pinned=on_cuda, files=files), implementation, sites)
     try:
-        pools = make_pools(store.banks, capacity, shape.expert_bytes, device)
-    except ConfigError:
-        store.restore()
-        raise
-    link = _make_link(config, device, on_cuda)
-    kernels = implementation if files is None else files.implementation
-    engine = Engine(sites, shape, config, store, pools, capacity, link, core, kernels, predictor, times)
-    others = _take_over(model, engine, sites, kernels)
-    _follow_decode_switch(model, engine, kernels, device)
-    handles: list[Any] = [*watch_passes(model, engine), *refuse_state(sites)]
-    if predictor is not None:
-        handles += predictor.attach()
-    if config.prefill.micro_batch is not None:
-        handles.append(ChunkedPrefill(model, engine, config.prefill.micro_batch))
-    _OFFLOADED[model] = _Offloaded(engine, implementation, handles, sites, others)
-    try:
+        if state.store.note:
+            warnings.warn(state.store.note, RuntimeWarning, stacklevel=2)
+        pools = make_pools(state.store.banks, capacity, shape.expert_bytes, device)
+        state.link = link = _make_link(config, device, on_cuda)
+        kernels = implementation if files is None else files.implementation
+        engine = Engine(sites, shape, config, state.store, pools, capacity, link, core, kernels, predictor, times)
+        state.engine = engine
+        _take_over(model, state, engine, kernels)
+        _follow_decode_switch(model, engine, kernels, device)
+        state.handles += [*watch_passes(model, engine), *refuse_state(sites)]
+        if predictor is not None:
+            state.handles += predictor.attach()
+        if config.prefill.micro_batch is not None:
+            state.handles.append(ChunkedPrefill(model, engine, config.prefill.micro_batch))
         engine.preload()
     except BaseException:
-        unload(model)
+        _undo(model, state)
         raise
+    _OFFLOADED[model] = state
     return engine
 
 
@@ -155,15 +154,15 @@ def _expert_times(
     return measure_expert_times(config, shape, site, bank, (on_device, host_implementation(on_device)), device)
 
 
-def _take_over(model: CausalModel, engine: Engine, sites: list[MoeSite], kernels: str | None) -> list[nn.Module]:
-    """Lead calls of the sites' experts to the engine; gives the model's other experts, which run as before."""
-    for site in sites:
+def _take_over(model: CausalModel, state: _Offloaded, engine: Engine, kernels: str | None) -> None:
+    """Lead calls of the sites' experts to the engine, and those of the model's other experts to their own kernels."""
+    for site in state.sites:
         _ENGINE_OF_EXPERTS[site.experts] = (engine, site.index)
-    others = [module for module in model.modules() if is_experts(module) and module not in _ENGINE_OF_EXPERTS]
-    for module in others:
-        _KERNEL_OF_OTHERS[module] = stock_kernel(module, kernels)[0]
+    for module in model.modules():
+        if is_experts(module) and module not in _ENGINE_OF_EXPERTS:
+            _KERNEL_OF_OTHERS[module] = stock_kernel(module, kernels)[0]
+            state.others.append(module)
     model.set_experts_implementation(IMPLEMENTATION)
-    return others
 
 
 def decode_implementation(implementation: str | None, device_type: str) -> str | None:
@@ -203,15 +202,23 @@ def unload(model: CausalModel) -> None:
     state = _OFFLOADED.pop(model, None)
     if state is None:
         raise ModelError("this model is not offloaded, so there is nothing to unload")
+    _undo(model, state)
+
+
+def _undo(model: CausalModel, state: _Offloaded) -> None:
+    """Make the model what it was, however far `offload` came."""
     for handle in state.handles:
         handle.remove()
     model.__dict__.pop(_DECODE_SWITCH, None)
-    state.engine.close()
-    state.engine.store.restore()
+    if state.engine is not None:
+        state.engine.close()
+    elif state.link is not None:
+        state.link.close()
+    state.store.restore()
     for site in state.sites:
-        del _ENGINE_OF_EXPERTS[site.experts]
+        _ENGINE_OF_EXPERTS.pop(site.experts, None)
     for module in state.others:
-        del _KERNEL_OF_OTHERS[module]
+        _KERNEL_OF_OTHERS.pop(module, None)
     model.set_experts_implementation(state.implementation)
 
 

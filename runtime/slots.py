@@ -137,7 +137,7 @@ def make_pools(
     """One pool per partition.
 
     Raises:
-        ConfigError: layers that would share a pool have experts of different shapes.
+        ConfigError: layers that would share a pool have experts of different shapes, or the device has no room.
     """
     pools = []
     for partition, size in enumerate(capacity.partition_bytes):
@@ -149,5 +149,11 @@ def make_pools(
             raise ConfigError(
                 "cache.scope = 'global' needs experts of one shape, and this model's layers differ; use scope = 'layer'"
             )
-        pools.append(SlotPool(banks[layers[0]], size // expert_bytes[layers[0]], device))
+        try:
+            pools.append(SlotPool(banks[layers[0]], size // expert_bytes[layers[0]], device))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"{device} has no room for slots of {capacity.total_bytes:,} bytes; make cache.budget_ratio, "
+                "budget_bytes or slots_per_layer smaller, or free device memory"
+            ) from error
     return pools

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from runtime import offloading
 from runtime.engine import Engine
 from runtime.link import CopyJob, LinkError
 from runtime.offloading import offload, unload
 from runtime.turns import Turns
 from simulator.policies.config import parse_config
+from trace_capture.errors import ConfigError
 
 PROMPT = torch.arange(3, 15)[None]
 OTHER = torch.arange(40, 50)[None]
@@ -175,3 +177,43 @@ def test_unload_works_after_a_failure(tiny: Callable[..., torch.nn.Module], monk
         generate(model)
     unload(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "step", ["make_pools", "_make_link", "Engine", "_take_over", "watch_passes", "refuse_state", "ChunkedPrefill"]
+)
+def test_whatever_fails_in_offload_leaves_the_model_as_it_was(
+    model: torch.nn.Module, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    threads, real = threading.active_count(), getattr(offloading, step)
+
+    def fail_afterwards(*args: Any, **options: Any) -> None:
+        if step in ("_make_link", "Engine", "_take_over"):
+            made = real(*args, **options)
+            getattr(made, "close", lambda: None)()
+        raise OSError("no room")
+
+    monkeypatch.setattr(offloading, step, fail_afterwards)
+    config = parse_config({"cache": {"budget_ratio": 0.5}, "prefill": {"micro_batch": 4}})
+    with pytest.raises(OSError, match="no room"):
+        offload(model, config)
+    monkeypatch.undo()
+    assert threading.active_count() == threads
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert torch.equal(generate(model), expected)
+    with offloading.offloaded(model, config):
+        assert torch.equal(generate(model), expected)
+
+
+def test_a_device_without_room_for_the_slots_is_told(
+    model: torch.nn.Module, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("runtime.slots.torch.zeros", no_room)
+    with pytest.raises(ConfigError, match=r"cpu has no room for slots of [\d,]+ bytes; make cache.budget_ratio"):
+        offload(model, parse_config({"cache": {"budget_ratio": 0.5}}))
+    monkeypatch.undo()
+    assert torch.equal(generate(model), expected)
