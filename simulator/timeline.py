@@ -198,7 +198,7 @@ def _pass_names(passes: Sequence[RunPass]) -> list[str]:
             continue
         last = token + item.output_tokens - 1
         made = f"token {token}" if last == token else f"tokens {token} to {last}"
-        names.append(made if item.tokens == 1 else f"{made}, {item.tokens - 1} drafts")
+        names.append(made if item.tokens == 1 else f"{made}, {item.tokens - 1} draft{'s' * (item.tokens > 2)}")
         token = last + 1
     return names
 

@@ -244,7 +244,7 @@ def _label(choices: Choices) -> str:
     if choices.get("prefill.micro_batch"):
         parts.append(f"prompts by {choices['prefill.micro_batch']} tokens")
     if choices.get("gamma"):
-        parts.append(f"{choices['gamma']} drafts")
+        parts.append(f"{choices['gamma']} draft{'s' * (choices['gamma'] > 1)}")
     if choices.get("budget.eighths", EIGHTHS) != EIGHTHS:
         parts.append(f"{choices['budget.eighths']} eighths of the budget")
     return ", ".join(parts) + threads_text(choices.get("cpu.threads"))

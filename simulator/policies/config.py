@@ -191,11 +191,11 @@ class CpuConfig(BaseModel):
         if isinstance(self.layers, tuple):
             parts += [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
         elif self.layers:
-            parts.append(f"{self.layers} layers")
+            parts.append("all layers" if self.layers == "all" else f"{self.layers} layer{'s' * (self.layers > 1)}")
         if self.policy == "misses":
             parts.append("misses")
         elif self.policy == "threshold":
-            parts.append(f"misses of up to {self.max_tokens} tokens")
+            parts.append(f"misses of up to {self.max_tokens} token{'s' * (self.max_tokens > 1)}")
         elif self.policy != "none":
             parts.append(self.policy)
         return f"CPU: {' and '.join(parts)}" if parts else ""

@@ -89,7 +89,7 @@ def test_cpu_options_reach_simulation_and_engine(trace: Path, model_folder: Path
     placed = ["--cpu-layers", "1", "--cpu-experts", "threshold:3"]
     found = json.loads(studio("simulate", trace, *placed, "--json").stdout)
     assert found["cpu_runs"] > 0 and found["tpot_terms_ms"]["cpu_experts"] > 0
-    assert found["label"] == "lru/layer + CPU: 1 layers and misses of up to 3 tokens"
+    assert found["label"] == "lru/layer + CPU: 1 layer and misses of up to 3 tokens"
     arguments = ["run", "--model", model_folder, "--text", "the night", "--max-new-tokens", "6", "--json"]
     runs = [json.loads(studio(*arguments, *flags).stdout) for flags in ([], ["--cpu-experts", "misses"])]
     assert runs[0]["texts"] == runs[1]["texts"]
