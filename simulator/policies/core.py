@@ -81,11 +81,10 @@ class OffloadCore:
         placement: PlacementPolicy | None = None,
         log: list[tuple[Any, ...]] | None = None,
     ) -> None:
-        self._expert_bytes = shape.expert_bytes
+        # CPython finds an attribute fast while an object has fewer than 30 of them
         self._partition_of_layer = capacity.partition_of_layer
         self._residency = Residency(shape, capacity, cache)
         self._resident = self._residency.of_layer
-        self._key_of = self._residency.key_of
         self._cache = list(cache)
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
         self._hears = [type(policy).routed is not CachePolicy.routed for policy in self._cache]
@@ -190,7 +189,7 @@ class OffloadCore:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        self.tally.cancelled(key, self._expert_bytes[key[0]], self._residency.reason_of(key))
+        self.tally.cancelled(key, self._residency.expert_bytes[key[0]], self._residency.reason_of(key))
         self._residency.leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
@@ -229,7 +228,7 @@ class OffloadCore:
         if not self._remaining and not cpu_experts:
             return None
         layer = self._layer
-        row, resident = self._key_of[layer], self._resident[layer]
+        row, resident = self._residency.key_of[layer], self._resident[layer]
         experts = tuple(self._remaining)
         loads: tuple[Load, ...] = ()
         if self._absent:
@@ -322,7 +321,7 @@ class OffloadCore:
         else for what the policy selects."""
         wanted: Sequence[int]
         if self._prefill:
-            wanted = range(len(self._key_of[target])) if self.streams_prefill else ()
+            wanted = range(len(self._residency.key_of[target])) if self.streams_prefill else ()
         else:
             wanted = self.prefetch.select(target, predicted)
             if self._max_prefetch is not None:
@@ -382,7 +381,7 @@ class OffloadCore:
         if len(loads) < len(experts):
             experts = experts[: len(loads)]
         if loads:
-            self.tally.loaded(layer, experts, self._expert_bytes[layer], reason, evicted)
+            self.tally.loaded(layer, experts, self._residency.expert_bytes[layer], reason, evicted)
         return loads
 
     def _can_leave(self, key: Key) -> bool:

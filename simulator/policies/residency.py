@@ -34,10 +34,11 @@ class Residency:
         under_way_for: how many these are, by reason.
         free_bytes: per partition.
         key_of: per layer and expert its key, made once.
+        expert_bytes: size of an expert of each layer.
     """
 
     def __init__(self, shape: ModelShape, capacity: Capacity, cache: Sequence[CachePolicy]) -> None:
-        self._expert_bytes = shape.expert_bytes
+        self.expert_bytes = shape.expert_bytes
         self._partition_of_layer = capacity.partition_of_layer
         self._cache = list(cache)
         self.of_layer: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
@@ -71,7 +72,7 @@ class Residency:
             a load for each that got a place, whose copies are on their way from now on; and how many left for them.
         """
         partition = self._partition_of_layer[layer]
-        size = self._expert_bytes[layer]
+        size = self.expert_bytes[layer]
         room = self.free_bytes[partition] // size
         count = len(experts)
         victims: list[Key] = []
@@ -111,7 +112,7 @@ class Residency:
         partition = self._partition_of_layer[layer]
         if not self.of_layer[layer].pop(expert):
             self.under_way_for[self.under_way[layer].pop(expert)] -= 1
-        self.free_bytes[partition] += self._expert_bytes[layer]
+        self.free_bytes[partition] += self.expert_bytes[layer]
         self._cache[partition].removed(key)
 
     def reason_of(self, key: Key) -> str:
@@ -146,11 +147,11 @@ class Residency:
 
     def has_room(self, layer: int) -> bool:
         """Whether an expert of `layer` fits without anybody leaving."""
-        return self.free_bytes[self._partition_of_layer[layer]] >= self._expert_bytes[layer]
+        return self.free_bytes[self._partition_of_layer[layer]] >= self.expert_bytes[layer]
 
     def num_bytes(self) -> int:
         """Bytes of device memory taken, those on their way included."""
-        return sum(len(held) * size for held, size in zip(self.of_layer, self._expert_bytes, strict=True))
+        return sum(len(held) * size for held, size in zip(self.of_layer, self.expert_bytes, strict=True))
 
     def keys(self) -> list[Key]:
         """Keys with a place on the device, those on their way included."""
@@ -161,7 +162,7 @@ class Residency:
     ) -> tuple[list[Load], int]:
         """As `take`, each expert admitted before room is made for the next."""
         partition = self._partition_of_layer[layer]
-        size = self._expert_bytes[layer]
+        size = self.expert_bytes[layer]
         loads: list[Load] = []
         evicted = 0
         for expert in experts:
@@ -183,7 +184,7 @@ class Residency:
     def _victims(self, layer: int, can_leave: CanLeave) -> tuple[Key, ...] | None:
         """Who leaves so that an expert of `layer` fits; None when not enough of them may."""
         partition = self._partition_of_layer[layer]
-        size = self._expert_bytes[layer]
+        size = self.expert_bytes[layer]
         freed = self.free_bytes[partition]
         victims: list[Key] = []
         while freed < size:
@@ -191,5 +192,5 @@ class Residency:
             if victim is None:
                 return None
             victims.append(victim)
-            freed += self._expert_bytes[victim[0]]
+            freed += self.expert_bytes[victim[0]]
         return tuple(victims)
