@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.cpu_costs import measure_cpu_costs, measure_cpu_threads
+from runtime.cpu_costs import measure_cpu_costs
 from runtime.draft_costs import measure_draft_costs
 from runtime.load_costs import LoadCosts, measure_load_costs
 from runtime.measure import generate_offloaded
@@ -29,7 +30,7 @@ from runtime.steadiness import Probes, around_passes, probed, reference_ns, stea
 from simulator.pass_summary import PassTimes
 from simulator.policies.config import OffloadConfig, parse_config
 from trace_capture.errors import ModelError
-from trace_capture.hardware import DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity
+from trace_capture.hardware import CpuThreadCosts, DeviceProfile, HardwareProfile, LinkProfile, MeasuredCosts, Quantity
 from trace_capture.trace import Phase
 
 Progress = Callable[[int, int], None]
@@ -87,8 +88,10 @@ def calibrate(
     tables = _measure_compute(loaded, ids, counts, repeats, tick)
     compute_ns = tables.num_layers * (tables.dense_ns[0] + tables.experts_ns[0]) + tables.overhead_ns[0]
     rate = h2d_bytes_per_s or _rate_for(copy_to_compute_ratio or 11.0, compute_ns, tables.bytes_per_token)
-    cpu = measure_cpu_costs(loaded, ids, counts, rate, latency_ns, tables.reference_ns)
-    by_threads = measure_cpu_threads(loaded, ids, counts, rate, latency_ns, tables.reference_ns, cpu_threads)
+    on_cpu = partial(measure_cpu_costs, loaded, ids, counts, rate, latency_ns, tables.reference_ns)
+    with_one_thread = on_cpu(1)._asdict()
+    more = sorted(set(cpu_threads) - {1})
+    by_threads = tuple(CpuThreadCosts(threads=count, **on_cpu(count)._asdict()) for count in more)
     tick()
     loads = measure_load_costs(
         loaded, ids, rate, latency_ns, reference_ns=tables.reference_ns, vectors_path=vectors_path
@@ -99,11 +102,7 @@ def calibrate(
         tokens=tuple(counts),
         dense_ns=tuple(tables.dense_ns),
         experts_ns=tuple(tables.experts_ns),
-        cpu_experts_ns=tuple(cpu.experts_ns),
-        cpu_layer_ns=cpu.layer_ns,
-        cpu_start_ns=cpu.start_ns,
-        cpu_split_ns=cpu.split_ns,
-        cpu_beside_ns=cpu.beside_ns,
+        **with_one_thread,
         cpu_by_threads=by_threads,
         pass_overhead_ns=tuple(tables.overhead_ns),
         decide_ns=tables.decide_ns,
@@ -241,8 +240,7 @@ def _rate_for(ratio: float, compute_ns: float, bytes_per_token: int) -> float:
 def _profile(
     loaded: LoadedModel, name: str, costs: MeasuredCosts, loads: LoadCosts, rate: float, latency_ns: int
 ) -> HardwareProfile:
-    device = next(loaded.model.parameters()).device
-    emulated = device.type != "cuda"
+    device, emulated = next(loaded.model.parameters()).device, not loaded.on_cuda
     how = f"calibration with {costs.model}, {costs.samples} decode passes"
     paced = "paced emulated link" if emulated else "pinned copies on a CUDA stream"
     memory_rate, flops = _device_rates(device)

@@ -15,50 +15,23 @@ from runtime.offloading import offloaded
 from runtime.records import LayerTimes, PassRecord
 from runtime.steadiness import Probes, around_passes, probed, steady_only
 from simulator.policies.config import parse_config
-from trace_capture.hardware import CpuThreadCosts
 
 _TOKENS = 24
 
 
 class CpuCosts(NamedTuple):
-    """Costs of a layer's experts on the CPU."""
+    """Costs of a layer's experts on the CPU, by the names that `MeasuredCosts` and `CpuThreadCosts` have for them."""
 
-    experts_ns: list[float]
+    cpu_experts_ns: tuple[float, ...]
     """All of a layer's experts on the CPU by token count, from when they are handed over until they are back."""
-    layer_ns: float
+    cpu_layer_ns: float
     """The part of it that does not depend on how many of the experts run there."""
-    start_ns: float
+    cpu_start_ns: float
     """Handing a layer's experts over: bookkeeping beside what a layer has in any case."""
-    split_ns: float
+    cpu_split_ns: float
     """Further time of the device's part of a layer of which another part runs on the CPU."""
-    beside_ns: float
+    cpu_beside_ns: float
     """Further time of the CPU's part beside the device's."""
-
-
-def measure_cpu_threads(
-    loaded: LoadedModel,
-    ids: Tensor,
-    counts: Sequence[int],
-    rate: float,
-    latency_ns: int,
-    reference_ns: float,
-    threads: Sequence[int],
-) -> tuple[CpuThreadCosts, ...]:
-    """The same with each number of threads beyond one, rising; for the other arguments see `measure_cpu_costs`."""
-    result = []
-    for number in sorted(set(threads) - {1}):
-        costs = measure_cpu_costs(loaded, ids, counts, rate, latency_ns, reference_ns, number)
-        result.append(
-            CpuThreadCosts(
-                threads=number,
-                cpu_experts_ns=tuple(costs.experts_ns),
-                cpu_layer_ns=costs.layer_ns,
-                cpu_start_ns=costs.start_ns,
-                cpu_split_ns=costs.split_ns,
-                cpu_beside_ns=costs.beside_ns,
-            )
-        )
-    return tuple(result)
 
 
 class _Layer(NamedTuple):
@@ -94,7 +67,7 @@ def measure_cpu_costs(
     link = {"h2d_bytes_per_s": rate, "latency_ns": latency_ns}
     alone = {"cache": {"budget_ratio": 1.0}, "cpu": {"layers": "all", "threads": threads}, "device": link}
     passes = _run(loaded, alone, [ids[:, :count] for count in counts[1:]])
-    whole = [_handed_over(passes, count, reference_ns) for count in counts]
+    whole = tuple(_handed_over(passes, count, reference_ns) for count in counts)
     misses = {"cache": {"budget_ratio": 0.5}, "cpu": {"policy": "misses", "threads": threads}, "device": link}
     decode = [item for item in _run(loaded, misses, [ids[:, :4], ids[:, :2]]) if item[0].record.tokens == 1]
     steady = steady_only(decode, reference_ns)
@@ -133,7 +106,7 @@ def _handed_over(passes: Sequence[tuple[_Pass, Probes]], tokens: int, reference_
     return fmean(spans_ns) / of_size.slowdown
 
 
-def _read(whole: list[float], layers: Sequence[_Layer], slowdown: float) -> CpuCosts:
+def _read(whole: tuple[float, ...], layers: Sequence[_Layer], slowdown: float) -> CpuCosts:
     """Costs by layers of which a part ran on the CPU, beside layers that ran on the device alone."""
     device_only = [layer.times for layer in layers if not layer.on_cpu]
     split = [layer for layer in layers if layer.on_cpu and layer.on_device]

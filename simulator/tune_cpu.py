@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.cost_model import CostModel
-from simulator.costs.host import most_threads
+from simulator.costs.host import most_threads, thread_counts
 from simulator.policies.config import CacheConfig, CpuConfig, DeviceConfig, OffloadConfig
 from trace_capture.hardware import HardwareProfile, numbers_text
 from trace_capture.model_shape import ModelShape
@@ -60,8 +60,7 @@ def cpu_threads_for(hardware: HardwareProfile, shape: ModelShape) -> CpuThreads:
         if len(counts) == 1:
             origin = "not searched, since calibrate measured one alone (calibrate --cpu-threads 1,2,4 measures more)"
     elif host is not None:
-        most = most_threads(host)
-        counts = tuple(sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)}))
+        counts = thread_counts(most_threads(host))
         origin = f"derived: the rate of one core of {host.name} so many times, up to what its memory gives"
     else:
         return CpuThreads()

@@ -60,12 +60,12 @@ def read_threads(text: str | None, *, has_cores: bool) -> tuple[int, ...]:
     Raises:
         ConfigError: not numbers from 1 to the cores.
     """
+    from simulator.costs.host import thread_counts
     from trace_capture.errors import ConfigError
 
     cores = os.cpu_count() or 1
     if text is None:
-        powers = (1 << power for power in range(cores.bit_length()))
-        return tuple(sorted({1, cores, *(power for power in powers if power < cores)})) if has_cores else (1,)
+        return thread_counts(cores) if has_cores else (1,)
     counts = tuple(_number(part.strip(), "--cpu-threads", "numbers such as 1,2,4") for part in text.split(","))
     if not all(1 <= count <= cores for count in counts):
         raise ConfigError(f"--cpu-threads {text}: this machine has {cores} cores; give numbers from 1 to {cores}")

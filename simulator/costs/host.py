@@ -97,6 +97,11 @@ def most_threads(host: HostProfile) -> int:
     return int(max(host.cores.value, value_or(host.threads, 0.0)))
 
 
+def thread_counts(most: int) -> tuple[int, ...]:
+    """Numbers of threads worth a try: powers of two up to `most`, and that many; rising."""
+    return tuple(sorted({most, *(1 << power for power in range(most.bit_length()))}))
+
+
 def require_host(profile: HardwareProfile) -> HostProfile:
     """The host of a profile.
 
