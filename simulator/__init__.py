@@ -11,12 +11,16 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from simulator import compiled
+
 if TYPE_CHECKING:
     from simulator.policies.config import OffloadConfig
     from simulator.replay import simulate
     from simulator.tune import TuneResult, tune
 
 __all__ = ["OffloadConfig", "TuneResult", "simulate", "tune"]
+
+compiled.guard()
 
 _HOME = {"OffloadConfig": "policies.config", "simulate": "replay", "tune": "tune", "TuneResult": "tune"}
 
