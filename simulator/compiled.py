@@ -17,6 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -53,9 +54,16 @@ class Status(NamedTuple):
         """The hot modules run from their binaries."""
         return self.state == "compiled"
 
+    @property
+    def mend(self) -> str:
+        """What to do about it; empty when they are compiled."""
+        if self.state == "not built":
+            return f"with a C compiler and Python's headers (Debian: gcc, python3-dev), {MEND} compiles them"
+        return {"stale": f"{MEND} compiles them again", "switched off": f"unset {SWITCH}", "compiled": ""}[self.state]
+
     def __str__(self) -> str:
         if self.is_compiled:
-            return f"compiled: {', '.join(self.modules)}"
+            return f"compiled ({', '.join(self.modules)})"
         return f"interpreted, which is slower: {self.reason}"
 
 
@@ -95,7 +103,7 @@ def check(folder: Path) -> Status:
     except ValueError:
         return Status("stale", reason=f"{folder.name}/{RECORD} is damaged")
     if build is None:
-        return Status("not built", reason="there was no C compiler, or no Python headers, when this was installed")
+        return Status("not built", reason="nothing was compiled where it is installed")
     now, then = source_digests(folder), build["sources"]
     for name in sorted(now.keys() | then.keys()):
         if now.get(name) != then.get(name):
@@ -107,7 +115,7 @@ def check(folder: Path) -> Status:
     return Status("compiled", tuple(sorted(f"{folder.name}.{name.replace('/', '.')}" for name in names)))
 
 
-class _Finder:
+class SourceFinder:
     """Finds the modules of a package by their sources, but for those whose binaries were checked."""
 
     def __init__(self, folder: Path, compiled: tuple[str, ...]) -> None:
@@ -146,16 +154,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-_folder = Path(__file__).parent
-_status: Status | None = None
+_FOLDER = Path(__file__).parent
 
 
+@cache
 def status() -> Status:
     """How the hot modules of this process run, and why."""
-    global _status
-    if _status is None:
-        _status = check(_folder)
-    return _status
+    return check(_FOLDER)
 
 
 def guard() -> None:
@@ -165,11 +170,11 @@ def guard() -> None:
         RuntimeWarning: something was compiled, but not from these sources.
     """
     found = status()
-    sys.meta_path.insert(0, _Finder(_folder, found.modules))
+    sys.meta_path.insert(0, SourceFinder(_FOLDER, found.modules))
     if found.state == "stale":
         warnings.warn(
-            f"{found.reason}, so the simulator runs interpreted, which is slower; compile it again with {MEND}, "
-            f"or set {SWITCH}=0 to run the sources as they are",
+            f"{found.reason}, so the simulator runs interpreted, which is slower; {found.mend}, "
+            f"and {SWITCH}=0 runs the sources without this warning",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -6,8 +6,15 @@ import os
 
 import pytest
 
+from simulator.compiled import status
+
 MAY_BE_ABSENT = ("CUDA", "shared/routing", "shared/measured")
 _unexpected: list[str] = []
+
+
+def pytest_report_header() -> str:
+    """And with binaries of other sources, their warning ends the run here."""
+    return f"hot modules: {status()}"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -122,12 +122,13 @@ def _token_window(text: str | None) -> tuple[int, int] | None:
 
 @app.command("doctor")
 def doctor_command(as_json: Json = False) -> None:
-    """Check the installation: foreign packages that took our names, versions, devices.
+    """Check the installation: foreign packages that took our names, versions, devices, compiled modules.
 
     Example: moe-studio doctor
     """
     from importlib.metadata import packages_distributions
 
+    from simulator.compiled import status
     from trace_capture.errors import StudioError
     from trace_capture.versions import software_versions
 
@@ -138,12 +139,14 @@ def doctor_command(as_json: Json = False) -> None:
         if set(owners.get(name, [])) - {"moe-studio"}
     }
     versions = software_versions("numpy", "simpy", "pulp", "dash", "pyarrow", "torch", "transformers")
-    device = _device()
+    device, hot = _device(), status()
     if as_json:
-        say_json({"versions": versions, "device": device, "name_collisions": foreign})
+        facts = {"versions": versions, "device": device, "name_collisions": foreign}
+        say_json(facts | {"hot_modules": hot._asdict() | {"mend": hot.mend}})
     else:
         say("versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()))
         say(f"device: {device}")
+        say(f"the replay's hot modules: {hot}" + (f"; {hot.mend}" if hot.mend else ""))
     if foreign:
         names = ", ".join(f"{name} (from {', '.join(dists)})" for name, dists in foreign.items())
         raise StudioError(

@@ -36,6 +36,7 @@ from statistics import median, quantiles
 
 from simulator import OffloadConfig, simulate
 from simulator.bounds import tpot_bounds
+from simulator.compiled import status
 from simulator.cost_model import CostModel
 from simulator.policies.config import parse_config
 from simulator.policies.core import OffloadCore
@@ -144,6 +145,7 @@ def main() -> None:
             decisions[case].append(seconds(lambda config=config: decide(trace, config)))
         # another warm-up each time, because answers for the same one are remembered
         bounds.append(seconds(lambda number=number: tpot_bounds(trace, costs, config_of("none", 0.5), number)))
+    print(f"hot modules: {status()}")
     print(f"tokens per second of process time, {tokens} tokens; heap push and pop {median(heap):.0f} ns")
     print(f"{'prefetch':16} {'budget':>6}  {'SimPy engine':>15}  {'decisions alone':>15}")
     for source, ratio in CASES:

@@ -14,6 +14,7 @@ from runtime.capture import capture
 from runtime.cli import register_verbs
 from runtime.cli.app import app
 from runtime.models import LoadedModel
+from simulator import compiled
 from tests.simulator.builders import make_shape
 from tests.studio import assert_refused, studio
 from trace_capture.synthetic import synthetic_trace
@@ -172,7 +173,16 @@ def test_an_unwritable_output_folder_is_refused(trace: Path, model_folder: Path,
 def test_doctor_is_content_in_a_clean_environment() -> None:
     result = in_a_process("doctor", "--json")
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["name_collisions"] == {}
+    facts = json.loads(result.stdout)
+    assert facts["name_collisions"] == {}
+    assert facts["hot_modules"]["state"] == compiled.status().state
+    assert (facts["hot_modules"]["mend"] == "") == bool(facts["hot_modules"]["modules"])
+
+
+def test_doctor_says_why_the_hot_modules_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled.SWITCH, "0")
+    result = in_a_process("doctor")
+    assert "interpreted, which is slower: MOE_STUDIO_COMPILED=0 is set; unset MOE_STUDIO_COMPILED" in result.stdout
 
 
 def test_what_drafts_would_tell_and_cost_is_told_for_a_decoded_trace(tmp_path: Path) -> None:
