@@ -76,8 +76,10 @@ class BuildHotModules(build_ext):
 
     def run(self) -> None:
         """Build in the build folder and, for an editable installation or `--inplace`, beside the sources."""
-        import Cython
-
+        try:
+            import Cython
+        except ModuleNotFoundError:
+            raise SystemExit("compiling needs Cython: pip install 'Cython>=3.1', or pip install -e .") from None
         recipe = Path(__file__).read_bytes() + Cython.__version__.encode() + (os.environ.get("CFLAGS") or "").encode()
         # before anything is read: a source that changes meanwhile then differs from what is recorded
         build = {"sources": compiled.source_digests(PACKAGE), "recipe": hashlib.sha256(recipe).hexdigest()}
