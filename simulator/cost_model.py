@@ -204,6 +204,11 @@ class CostModel:
         if self.is_measured and measured is not None and measured.stall_ns:
             self._lost_after = (0.0, *measured.stall_ns), (0.0, *measured.wakeup_ns)
 
+    @property
+    def has_constant_wakeup(self) -> bool:
+        """Whether `wakeup_ns` is the same for all stalls."""
+        return self._lost_after is None
+
     def wakeup_ns(self, stall_ns: int) -> int:
         """Time lost after a stall: by its length where that was measured with this model, else the link's constant.
 

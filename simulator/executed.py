@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from simulator.pass_reader import PassReader
 from simulator.policies.cache import Key
 from simulator.policies.config import OffloadConfig
 from simulator.policies.prefetch import make_prefetch_policy
 from simulator.predictions import predictions_of
-from trace_capture.pass_reader import PassReader
 from trace_capture.trace import Trace
 
 

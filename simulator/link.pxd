@@ -1,25 +1,43 @@
 cimport cython
 
+from simulator.policies.plans cimport Load
+
 
 cdef class SimulatedLink:
-    cdef object _copy_ns, _issue_ns
+    cdef object _copy_ns
+    cdef object _issue_ns
     cdef list _queues
-    cdef object _in_flight
-    cdef bint _record_copies, _note_landings
+    cdef list _issued
+    cdef long long _size_bytes
+    cdef long long _size_copy_ns
+    cdef long long _size_issue_ns
+    cdef Load _in_flight
+    cdef bint _record_copies
+    cdef bint _note_landings
     cdef public long long ends_ns
-    cdef public list landed, copies, landings
-    cdef long long _started_ns, _slow_from_ns, _slow_to_ns
+    cdef public list landed
+    cdef public list copies
+    cdef public list landings
+    cdef long long _started_ns
+    cdef long long _slow_from_ns
+    cdef long long _slow_to_ns
     cdef double _slow_ratio
 
-    cpdef long long submit(self, object loads, long long now_ns)
+    @cython.locals(load=Load, queue=list, issued=list)
+    cpdef long long submit(self, loads, long long now_ns)
+    @cython.locals(priority=Py_ssize_t, queue=list, issued=list, load=Load, place=Py_ssize_t)
     cpdef bint cancel(self, tuple key)
     cpdef advance(self, long long now_ns)
-    cpdef land(self, object keys)
+    @cython.locals(left=Py_ssize_t, key=tuple)
+    cpdef long long land(self, keys)
+    @cython.locals(landed=list)
     cpdef list drain(self)
-    cpdef _start(self, object load, long long start_ns)
-
-    @cython.locals(start_ns="long long", end_ns="long long", now_ns="long long", submit_ns="long long")
-    cpdef long long _work(self, long long until_ns, object awaited, Py_ssize_t left)
-
-    @cython.locals(end_ns="long long", slow_from_ns="long long", left_ns="long long", slowed_ns="long long")
-    cpdef long long _end_ns(self, long long start_ns, long long copy_ns)
+    cpdef slow_down(self, long long from_ns, long long to_ns, double ratio)
+    cdef _start(self, Load load, long long start_ns)
+    @cython.locals(
+        load=Load, start_ns="long long", end_ns="long long", landed=list, now_ns="long long", key=tuple,
+        priority=Py_ssize_t, last=Py_ssize_t, queue=list, issued=list, issued_ns="long long",
+    )
+    cdef long long _work(self, long long until_ns, awaited, Py_ssize_t left)
+    cdef _look_up(self, long long num_bytes)
+    cdef long long _end_ns(self, long long start_ns, long long copy_ns)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.policies.cache import Key
-from simulator.policies.plans import ADMISSION_PRIORITY, Load
+from simulator.policies.eviction import Key
+from simulator.policies.plans import BEHIND_PRIORITY, Load
 from simulator.policies.residency import for_look_ups
 
 NEVER_NS = 1 << 62
@@ -49,8 +48,13 @@ class SimulatedLink:
     ) -> None:
         self._copy_ns = copy_ns
         self._issue_ns = issue_ns
-        self._queues: list[deque[tuple[int, Load]]] = [deque() for _ in range(ADMISSION_PRIORITY + 1)]
-        """By priority: (not before, load), in order of submission."""
+        self._queues: list[list[Load]] = [[] for _ in range(BEHIND_PRIORITY + 1)]
+        """By priority, in order of submission."""
+        self._issued: list[list[int]] = [[] for _ in self._queues]
+        """When each of these was issued; it begins not before."""
+        self._size_bytes = -1
+        """The size that was last looked up; experts mostly have one."""
+        self._size_copy_ns = self._size_issue_ns = 0
         self._in_flight: Load | None = None
         self._record_copies = record_copies
         self._note_landings = note_landings
@@ -72,21 +76,26 @@ class SimulatedLink:
         Returns:
             when the last has been issued.
         """
-        queues, issue_ns = self._queues, self._issue_ns
         for load in loads:
-            now_ns += issue_ns[load[1]]
+            if load.num_bytes != self._size_bytes:
+                self._look_up(load.num_bytes)
+            now_ns += self._size_issue_ns
             if self._in_flight is None:
                 self._start(load, now_ns)
             else:
-                queues[load[3]].append((now_ns, load))
+                queue, issued = self._queues[load.priority], self._issued[load.priority]
+                queue.append(load)
+                issued.append(now_ns)
         return now_ns
 
     def cancel(self, key: Key) -> bool:
         """Withdraw a queued copy; False when it has begun."""
-        for queue in self._queues:
-            for entry in queue:
-                if entry[1][0] == key:
-                    queue.remove(entry)
+        for priority in range(len(self._queues)):
+            queue, issued = self._queues[priority], self._issued[priority]
+            for place in range(len(queue)):
+                load = queue[place]
+                if load.key == key:
+                    del queue[place], issued[place]
                     return True
         return False
 
@@ -94,11 +103,11 @@ class SimulatedLink:
         """Let copies end and begin up to a moment: what ends at t has landed at t."""
         self._work(now_ns, (), 0)
 
-    def land(self, keys: Sequence[Key]) -> int | None:
+    def land(self, keys: Sequence[Key]) -> int:
         """Let copies end and begin until all `keys` have landed.
 
         Returns:
-            when the last of them did, or None when they already had (and were not yet drained).
+            when the last of them did, or -1 when they already had (and were not yet drained).
 
         Raises:
             RuntimeError: a key was never submitted.
@@ -107,7 +116,7 @@ class SimulatedLink:
         left = len(keys)
         for key in self.landed:
             left -= key in awaited
-        return self._work(-1, awaited, left) if left else None
+        return self._work(-1, awaited, left) if left else -1
 
     def drain(self) -> list[Key]:
         """Keys that have landed since the last call, in order."""
@@ -120,7 +129,7 @@ class SimulatedLink:
         """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
         if self._in_flight is None:
             return 0
-        queued = sum(self._copy_ns[load.num_bytes] for queue in self._queues for _, load in queue)
+        queued = sum(self._copy_ns[load.num_bytes] for queue in self._queues for load in queue)
         return max(0, self.ends_ns - from_ns) + queued
 
     def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
@@ -140,8 +149,7 @@ class SimulatedLink:
         """Begin a copy on the idle link."""
         self._in_flight = load
         self._started_ns = start_ns
-        copy_ns = self._copy_ns[load[1]]
-        self.ends_ns = start_ns + copy_ns if start_ns >= self._slow_to_ns else self._end_ns(start_ns, copy_ns)
+        self.ends_ns = self._end_ns(start_ns, self._copy_ns[load.num_bytes])
         if self._record_copies:
             self.copies.append(Copy(load, start_ns, start_ns, self.ends_ns))
 
@@ -152,31 +160,40 @@ class SimulatedLink:
             the end of the last copy.
         """
         load, start_ns, end_ns = self._in_flight, self._started_ns, self.ends_ns
-        urgent, foreseen, others = self._queues
-        landed, now_ns = self.landed, until_ns
+        landed, now_ns, last = self.landed, until_ns, BEHIND_PRIORITY
         while left or end_ns <= until_ns:
             if load is None:
                 raise RuntimeError("a copy is awaited that was never submitted")
             now_ns = end_ns
-            key = load[0]
+            key = load.key
             landed.append(key)
             if key in awaited:
                 left -= 1
             if self._note_landings:
                 self.landings.append((now_ns, load))
-            queue = urgent or foreseen or others
-            if not queue:
+            priority = 0
+            while priority <= last and not self._queues[priority]:
+                priority += 1
+            if priority > last:
                 load, end_ns = None, NEVER_NS
                 continue
-            submit_ns, load = queue.popleft()
-            start_ns = now_ns if now_ns > submit_ns else submit_ns
-            end_ns = start_ns + self._copy_ns[load[1]]
+            queue, issued = self._queues[priority], self._issued[priority]
+            load, issued_ns = queue[0], issued[0]
+            del queue[0], issued[0]
+            start_ns = max(now_ns, issued_ns)
+            if load.num_bytes != self._size_bytes:
+                self._look_up(load.num_bytes)
+            end_ns = start_ns + self._size_copy_ns
             if start_ns < self._slow_to_ns:
-                end_ns = self._end_ns(start_ns, end_ns - start_ns)
+                end_ns = self._end_ns(start_ns, self._size_copy_ns)
             if self._record_copies:
-                self.copies.append(Copy(load, submit_ns, start_ns, end_ns))
+                self.copies.append(Copy(load, issued_ns, start_ns, end_ns))
         self._in_flight, self._started_ns, self.ends_ns = load, start_ns, end_ns
         return now_ns
+
+    def _look_up(self, num_bytes: int) -> None:
+        self._size_bytes = num_bytes
+        self._size_copy_ns, self._size_issue_ns = self._copy_ns[num_bytes], self._issue_ns[num_bytes]
 
     def _end_ns(self, start_ns: int, copy_ns: int) -> int:
         """End of a copy that takes `copy_ns` undisturbed."""

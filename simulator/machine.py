@@ -4,9 +4,8 @@ The live twin is `runtime/engine.py`: the same calls in the same order.
 
 Host and device work one after the other, so they are one process with a clock of its own, `_now`, that runs ahead of
 the kernel's: what runs beside the process, the link and the CPU's part of a layer, is settled by what was submitted,
-and nobody else looks at it. So the process meets the kernel only after a layer that had to wait, which leaves one
-event per such layer and none for a layer whose experts are resident; the times are the same as with an event for
-every piece of work and every copy.
+and nobody else looks at it. So the process meets the kernel at the end of every pass, which leaves one event per
+pass; the times are the same as with an event for every piece of work and every copy.
 
 The CPU's part of a layer runs beside the device and the link, from when it is decided, and the layer ends when both
 parts are there.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
-from itertools import filterfalse
 from typing import Any
 
 import simpy
@@ -25,16 +23,16 @@ from simulator.cost_model import CostModel
 from simulator.durations import Durations
 from simulator.executed import executed_experts
 from simulator.link import SimulatedLink
+from simulator.pass_reader import PassReader
 from simulator.pass_summary import PassTimes
-from simulator.policies.cache import Key
 from simulator.policies.core import OffloadCore
+from simulator.policies.eviction import Key
 from simulator.policies.plans import Load, Wave
 from simulator.policies.utility_config import UtilityConfig
 from simulator.policies.window import DraftingWindow
 from simulator.predictions import predictions_of
 from simulator.spans import FirstUse, mark_uses
 from simulator.stalls import split_stall
-from trace_capture.pass_reader import PassReader
 from trace_capture.run import Span
 from trace_capture.trace import Pass, Phase, Trace
 
@@ -89,13 +87,14 @@ class Machine:
         self._experts: Sequence[int] = ()
         self._num_tokens = 0
         self._tokens: list[list[int]] = []
+        self._spent_predict_ns = self._spent_decide_ns = self._spent_issue_ns = 0
+        """Terms of the current pass that change in every layer."""
+        self._spent_stall_ns = self._spent_experts_ns = 0
         self._now = 0
-        self._waited_ns = 0
-        """The latest landing that was waited for and that the kernel has yet to reach; 0 for none."""
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
         self.passes: list[PassTimes] = []
-        self._ended = ended or self.passes.append
+        self._ended = ended
         self.preloaded: list[Key] = []
 
     def run(self) -> None:
@@ -130,27 +129,34 @@ class Machine:
 
     def _replay(self) -> Process:
         for item in self._trace.passes:
-            tokens, context = item.stop - item.start, int(self._trace.position[item.start])
-            times = self._begin_pass(item, tokens, context)
-            dense_ns = self._costs.dense_of_layers_ns(tokens, context)
-            times.terms_ns["dense"] = sum(dense_ns)
-            predicted = self._predict(item)
-            executed = executed_experts(self._routed(item), predicted, self._core.modes)
-            ahead = [*predicted[1:], None] if predicted else [None] * len(executed)
-            if self._core.needs_token_counts:
-                self._tokens = self._token_counts(item, executed)
-            for layer, experts in enumerate(executed):
-                if self._record_spans:
-                    self._span("device", "dense", self._now, self._now + dense_ns[layer], item, layer)
-                self._now += dense_ns[layer]
-                if experts:
-                    self._layer(item, layer, experts, ahead[layer])
-                    if self._waited_ns:
-                        yield self._env.timeout(self._waited_ns - self._env.now)
-                        self._waited_ns = 0
+            times = self._pass(item)
             if item.phase != Phase.PREFILL:
                 self._window.ended(times.terms_ns["drafting"], times.total_ns)
-            self._ended(times)
+            if self._ended is None:
+                self.passes.append(times)
+            else:
+                self._ended(times)
+            yield self._env.timeout(self._now - self._env.now)
+
+    def _pass(self, item: Pass) -> PassTimes:
+        """One forward pass."""
+        tokens, context = item.stop - item.start, int(self._trace.position[item.start])
+        times = self._begin_pass(item, tokens, context)
+        dense_ns = self._costs.dense_of_layers_ns(tokens, context)
+        predicted = self._predict(item)
+        executed = executed_experts(self._routed.read(item), predicted, self._core.modes)
+        if self._core.needs_token_counts:
+            self._tokens = self._token_counts(item, executed)
+        for layer in range(len(executed)):
+            began_ns = self._now
+            self._now = began_ns + dense_ns[layer]
+            if self._record_spans:
+                self._span("device", "dense", began_ns, self._now, item, layer)
+            experts = executed[layer]
+            if experts:
+                self._layer(item, layer, experts, predicted[layer + 1] if layer + 1 < len(predicted) else None)
+        self._end_pass(times, sum(dense_ns))
+        return times
 
     def _begin_pass(self, item: Pass, tokens: int, context: int) -> PassTimes:
         """What comes before the first layer, and what a pass costs beside its layers."""
@@ -169,13 +175,24 @@ class Machine:
             times.dense_ns = self._costs.dense_parts_ns(tokens, context)
         return times
 
+    def _end_pass(self, times: PassTimes, dense_ns: int) -> None:
+        """Hand the terms over that were added up in numbers of their own."""
+        spent_ns = self._spent_predict_ns, self._spent_decide_ns, self._spent_issue_ns
+        for term, value in zip(("predict", "decide", "issue"), spent_ns, strict=True):
+            times.terms_ns[term] += value
+        times.terms_ns["dense"] += dense_ns
+        times.terms_ns["stall"] += self._spent_stall_ns
+        times.terms_ns["experts"] += self._spent_experts_ns
+        self._spent_predict_ns = self._spent_decide_ns = self._spent_issue_ns = 0
+        self._spent_stall_ns = self._spent_experts_ns = 0
+
     def _plan_loads(self, item: Pass) -> None:
         """When drafting begins: plan what is loaded meanwhile."""
         self._catch_up()
         self._began_ns = self._now
         loads = self._core.drafting_begins(self._window.expected_ns)
-        plan_ns = self._costs.plan_ns + self._costs.submit_ns[len(loads)]
-        self._terms["decide"] += plan_ns
+        plan_ns = self._costs.plan_ns + self._costs.submit_ns(len(loads))
+        self._spent_decide_ns += plan_ns
         self._now += plan_ns
         self._issue(loads, item, -1)
         self._end_host_work(item, -1)
@@ -205,15 +222,14 @@ class Machine:
             self._record_uses(item, layer)
         is_first = True
         while (wave := core.next_wave()) is not None:
-            on_device, _, wait, _ = wave
             if link.ends_ns <= self._now:
                 link.advance(self._now)
             self._host_work(item, layer, wave, ahead, is_first)
             is_first = False
-            if wait:
-                self._wait(item, layer, wait)
-            if on_device:
-                self._compute_experts(item, layer, len(on_device))
+            if wave.wait:
+                self._wait(item, layer, wave.wait)
+            if wave.experts:
+                self._compute_experts(item, layer, len(wave.experts))
             core.wave_done()
         if self._cpu_end_ns:
             self._join(item, layer)
@@ -224,10 +240,10 @@ class Machine:
     def _compute_experts(self, item: Pass, layer: int, count: int) -> None:
         """Run so many of the layer's experts on the device."""
         start_ns = self._now
-        self._now += self._costs.experts_ns[layer, self._num_tokens, count, len(self._experts)]
+        self._now += self._costs.experts_ns(layer, self._num_tokens, count, len(self._experts))
         if self._cpu_end_ns:
             self._now += self._costs.sharing.device_ns
-        self._terms["experts"] += self._now - start_ns
+        self._spent_experts_ns += self._now - start_ns
         if self._record_spans:
             self._span("device", "experts", start_ns, self._now, item, layer)
 
@@ -237,23 +253,22 @@ class Machine:
         if link.ends_ns <= self._now:
             link.advance(self._now)
         if link.landed:
-            self._core.landed(*link.drain())
+            self._core.all_landed(link.drain())
 
     def _host_work(self, item: Pass, layer: int, wave: Wave, ahead: list[int] | None, is_first: bool) -> None:
         """Decide and submit loads, then predict and submit prefetches, all on the host thread."""
         self._began_ns = self._now
-        _, loads, _, cpu_experts = wave
-        decide_ns = self._costs.decide_ns[len(loads)]
+        decide_ns = self._costs.decide_ns(len(wave.loads))
         if is_first:
             decide_ns += self._utility_ns
-        if cpu_experts:
+        if wave.cpu_experts:
             decide_ns += self._costs.sharing.start_ns
-        self._terms["decide"] += decide_ns
+        self._spent_decide_ns += decide_ns
         self._now += decide_ns
-        if cpu_experts:
+        if wave.cpu_experts:
             self._start_cpu(item, layer, wave)
-        if loads:
-            self._issue(loads, item, layer)
+        if wave.loads:
+            self._issue(wave.loads, item, layer)
         if is_first:
             self._prefetch(item, layer, ahead)
         if self._record_spans:
@@ -264,12 +279,12 @@ class Machine:
         beside all copies that are queued."""
         if ahead is not None:
             predict_ns = self._predict_ns[layer]
-            self._terms["predict"] += predict_ns
+            self._spent_predict_ns += predict_ns
             self._now += predict_ns
         loads = self._core.plan_prefetch(ahead or ())
         if loads:
-            plan_ns = self._costs.submit_ns[len(loads)]
-            self._terms["decide"] += plan_ns
+            plan_ns = self._costs.submit_ns(len(loads))
+            self._spent_decide_ns += plan_ns
             self._now += plan_ns
             self._issue(loads, item, layer)
         if self._cpu_end_ns:
@@ -317,7 +332,7 @@ class Machine:
             self._record_evictions(evicted, self._began_ns, item)
         now_ns = self._now
         self._now = self._link.submit(loads, now_ns)
-        self._terms["issue"] += self._now - now_ns
+        self._spent_issue_ns += self._now - now_ns
         if self._serial:
             self._end_host_work(item, layer)
             self._wait(item, layer, [load.key for load in loads])
@@ -330,13 +345,12 @@ class Machine:
     def _wait(self, item: Pass, layer: int, keys: Sequence[Key]) -> None:
         """Wait for copies and hand the landings to the core."""
         if self._serial:
-            keys = list(filterfalse(self._core.is_landed, keys))
+            keys = [key for key in keys if not self._core.is_landed(key)]
         landed_ns, stalled_ns = self._link.land(keys), self._now
-        if landed_ns is not None and landed_ns > stalled_ns:
+        if landed_ns > stalled_ns:
             wakeup_ns = self._costs.wakeup_ns(landed_ns - stalled_ns)
-            self._waited_ns = landed_ns
             self._now = landed_ns + wakeup_ns
-            self._terms["stall"] += self._now - stalled_ns
+            self._spent_stall_ns += self._now - stalled_ns
             if self._explain:
                 self._explain_stall(layer, keys, stalled_ns, landed_ns, wakeup_ns)
             if self._record_spans:

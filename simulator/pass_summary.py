@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,9 +52,9 @@ class PassSummary:
         self._decode_ns = array("q")
         self._outputs = array("q")
         """Output tokens of the passes in `_decode_ns`."""
-        self._terms_ns: Counter[str] = Counter()
-        self._stall_ns: Counter[str] = Counter()
-        self._dense_ns: Counter[str] = Counter()
+        self._terms_ns: dict[str, int] = dict.fromkeys(TERMS, 0)
+        self._stall_ns: dict[str, int] = {}
+        self._dense_ns: dict[str, int] = {}
         self._num_decode = 0
         self._passes: list[RunPass] = []
         for times in passes:
@@ -78,7 +77,7 @@ class PassSummary:
             (self._dense_ns, times.dense_ns),
         ):
             for name, value in parts.items():
-                sums[name] += value
+                sums[name] = sums.get(name, 0) + value
 
     @property
     def decode_ns(self) -> npt.NDArray[np.int64]:
@@ -143,9 +142,9 @@ class PassSummary:
         )
 
 
-def _parts_ms(sums_ns: Counter[str], names: Sequence[str], tokens: int) -> dict[str, float]:
+def _parts_ms(sums_ns: dict[str, int], names: Sequence[str], tokens: int) -> dict[str, float]:
     """Parts of a term per token, those of `names` also where there are none of them; empty where the term was not
     told apart."""
     if not sums_ns:
         return {}
-    return {name: sums_ns[name] / tokens / 1e6 for name in dict.fromkeys([*names, *sums_ns])}
+    return {name: sums_ns.get(name, 0) / tokens / 1e6 for name in dict.fromkeys([*names, *sums_ns])}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from simulator.pass_reader import PassReader
 from simulator.policies.prefetch import Oracle, PrefetchPolicy
 from trace_capture.model_shape import ModelShape
-from trace_capture.pass_reader import PassReader
 from trace_capture.trace import Pass, Phase, Trace
 
 Predict = Callable[[Pass], list[list[int]]]
@@ -27,7 +27,7 @@ def predictions_of(trace: Trace, policy: PrefetchPolicy) -> Predict:
         oracle, routed = policy, PassReader(trace)
         return lambda item: [] if item.phase == Phase.PREFILL else _foreseen(trace, item, routed(item), oracle)
     predicted = PassReader(trace, source)
-    return lambda item: [] if item.phase == Phase.PREFILL else predicted(item)
+    return lambda item: [] if item.phase == Phase.PREFILL else predicted.read(item)
 
 
 def _foreseen(trace: Trace, item: Pass, routed: list[list[int]], oracle: Oracle) -> list[list[int]]:

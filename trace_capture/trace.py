@@ -28,6 +28,7 @@ NO_EXPERT = 65535
 the first layer in a `predicted` column."""
 
 Ids = npt.NDArray[np.uint16]
+_ROWS_AT_ONCE = 1024
 
 
 class Phase(IntEnum):
@@ -180,6 +181,21 @@ class Trace:
         """Layers of a pass with the distinct experts of each."""
         yield from enumerate(self.pass_experts(item))
 
+    def searched_layers(self, source: str | None = None) -> tuple[int, ...]:
+        """Layers where a row may name an expert twice or `NO_EXPERT`, so that reading it takes a search. Remembered.
+
+        Args:
+            source: None for the routed experts, else the name of a predictor.
+        """
+        if source not in self._searched_layers:
+            ids = self.experts if source is None else self.predictions(source)
+            self._searched_layers[source] = _layers_to_search(ids)
+        return self._searched_layers[source]
+
+    @cached_property
+    def _searched_layers(self) -> dict[str | None, tuple[int, ...]]:
+        return {}
+
     def pass_experts(self, item: Pass, source: str | None = None) -> list[list[int]]:
         """Distinct experts of a pass in every layer: `active_experts` of all L layers in one sweep.
 
@@ -220,6 +236,16 @@ class Trace:
 
 
 COLUMNS = ("sequence", "pass_id", "phase", "position", "token_id", "accepted", "experts", "weights")
+
+
+def _layers_to_search(ids: Ids) -> tuple[int, ...]:
+    """Layers of ids [T, L, K] with a row in which an id stands twice or is none."""
+    found = np.zeros(ids.shape[1], dtype=np.bool_)
+    for start in range(0, len(ids), _ROWS_AT_ONCE):
+        ranked = np.sort(ids[start : start + _ROWS_AT_ONCE], axis=2)
+        found |= (ranked[:, :, -1:] == NO_EXPERT).any(axis=(0, 2))
+        found |= (ranked[:, :, 1:] == ranked[:, :, :-1]).any(axis=(0, 2))
+    return tuple(np.flatnonzero(found).tolist())
 
 
 def _bytes_of(column: npt.NDArray[Any]) -> memoryview:

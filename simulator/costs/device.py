@@ -44,6 +44,8 @@ class DeviceCosts:
         layers = [_layer_of(shape, layer) for layer in range(shape.num_moe_layers)]
         self._kinds = tuple(dict.fromkeys(layers))
         self._kind_of = [self._kinds.index(layer) for layer in layers]
+        self._weights_alone_ns: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+        """Router and shared experts, by sizes and tokens: they are asked for in every pass and know no context."""
 
     def dense_ns(self, layer: int, tokens: int, context: int) -> int:
         """One layer beside its routed experts: the sum of `dense_parts_ns`."""
@@ -52,7 +54,7 @@ class DeviceCosts:
     def dense_of_layers_ns(self, tokens: int, context: int) -> list[int]:
         """`dense_ns` of every layer [L]."""
         kinds = [sum(self._parts(kind, tokens, context).values()) for kind in self._kinds]
-        return [kinds[kind] for kind in self._kind_of]
+        return kinds * len(self._kind_of) if len(kinds) == 1 else [kinds[kind] for kind in self._kind_of]
 
     def dense_parts_ns(self, layer: int, tokens: int, context: int) -> dict[str, int]:
         """One layer beside its routed experts by parts: attention, router, shared and launch.
@@ -71,7 +73,10 @@ class DeviceCosts:
         first_ns = self._dense_roofline(first, tokens, cache_bytes, flops)
         if not others:
             return {"dense": round(first_ns + launches) - launches, "launch": launches}
-        router_ns, shared_ns = (round(self._dense_roofline(size, tokens)) for size in others)
+        asked = layer.sizes, tokens
+        if asked not in self._weights_alone_ns:
+            self._weights_alone_ns[asked] = tuple(round(self._dense_roofline(size, tokens)) for size in others)
+        router_ns, shared_ns = self._weights_alone_ns[asked]
         return {"attention": round(first_ns), "router": router_ns, "shared": shared_ns, "launch": launches}
 
     def pass_parts_ns(self, tokens: int, context: int) -> dict[str, int]:

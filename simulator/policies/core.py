@@ -28,14 +28,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from simulator.policies.balancer import ExpertTimes
-from simulator.policies.cache import CachePolicy, Key
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import Mode, OffloadConfig
-from simulator.policies.eviction import FutureUses
+from simulator.policies.eviction import CachePolicy, FutureUses, Key, Leavers
 from simulator.policies.placement import AllOnDevice, Asked, PlacementPolicy
 from simulator.policies.plans import (
     ADMISSION,
-    ADMISSION_PRIORITY,
+    BEHIND_PRIORITY,
     DEMAND_PRIORITY,
     PREFETCH_PRIORITY,
     Load,
@@ -44,7 +43,7 @@ from simulator.policies.plans import (
 )
 from simulator.policies.plans import Counters as Counters
 from simulator.policies.prefetch import PrefetchPolicy
-from simulator.policies.residency import CanLeave, Residency, for_look_ups
+from simulator.policies.residency import LANDED, Residency, Unforeseen, Unneeded, for_look_ups
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
@@ -81,10 +80,9 @@ class OffloadCore:
         placement: PlacementPolicy | None = None,
         log: list[tuple[Any, ...]] | None = None,
     ) -> None:
-        # CPython finds an attribute fast while an object has fewer than 30 of them
-        self._partition_of_layer = capacity.partition_of_layer
+        self._partition_of_layer = list(capacity.partition_of_layer)
         self._residency = Residency(shape, capacity, cache)
-        self._resident = self._residency.of_layer
+        self._places = self._residency.places
         self._cache = list(cache)
         self._expires = [type(policy).expired is not CachePolicy.expired for policy in self._cache]
         self._hears = [type(policy).routed is not CachePolicy.routed for policy in self._cache]
@@ -95,14 +93,14 @@ class OffloadCore:
         self.placement = placement or AllOnDevice()
         self.needs_token_counts = self.placement.needs_token_counts or any(one.needs_token_counts for one in cache)
         self._cpu_layers = self.placement.cpu_layers
-        self._places = not isinstance(self.placement, AllOnDevice)
+        self._splits = not isinstance(self.placement, AllOnDevice)
         self.log = log
-        self._foreseen: Collection[int] = ()
-        """Experts that the next layer is expected to ask for; a prefetch must not evict them."""
+        self._unneeded = Unneeded(self._places)
+        """Who may be evicted for a load on demand."""
+        self._unforeseen = Unforeseen(self._unneeded, shape.num_experts)
+        """Who may be evicted for a load ahead."""
         self._remaining: Sequence[int] = ()
         """Experts of the routed layer that have yet to run on the device."""
-        self._active: Collection[int] = ()
-        """The same, for look-ups; nobody may evict them."""
         self._awaited: list[int] = []
         """Those of them whose copies have yet to land or to be planned."""
         self._absent: list[int] = []
@@ -118,7 +116,7 @@ class OffloadCore:
         """Keys to have on the device before the first pass, as far as they fit, the most wanted first."""
         self.streams_prefill = False
         """Load all experts of the next layer ahead in a prefill, whatever its router will say."""
-        self.tally = Tally(shape.num_moe_layers)
+        self.tally = Tally(shape.num_moe_layers, shape.num_experts)
 
     @property
     def prefill_counters(self) -> Counters:
@@ -151,7 +149,7 @@ class OffloadCore:
         return make_core(config, shape, log, future, times)
 
     @property
-    def first_uses(self) -> Collection[int]:
+    def first_uses(self) -> Sequence[int]:
         """Experts of the routed layer that were prefetched and are asked for the first time since."""
         return self.tally.first_uses
 
@@ -164,7 +162,7 @@ class OffloadCore:
         loads: list[Load] = []
         for layer, expert in self.preloaded:
             if self._residency.has_room(layer):
-                loads += self._load(layer, [expert], "preload", DEMAND_PRIORITY, self._can_leave)
+                loads += self._load(layer, [expert], "preload", DEMAND_PRIORITY, self._unneeded)
         return tuple(loads)
 
     def begin_pass(self, is_prefill: bool) -> None:
@@ -181,15 +179,22 @@ class OffloadCore:
 
     def landed(self, *keys: Key) -> None:
         """The copies of `keys` have finished, in this order."""
+        self.all_landed(keys)
+
+    def all_landed(self, keys: Sequence[Key]) -> None:
+        """As `landed`."""
         if self.log is not None:
-            self.log += [("landed", key) for key in keys]
+            for key in keys:
+                self.log.append(("landed", key))
         self._residency.land(keys)
 
     def cancelled(self, key: Key) -> None:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        self.tally.cancelled(key, self._residency.expert_bytes[key[0]], self._residency.reason_of(key))
+        self.tally.cancelled(
+            key, self._residency.expert_bytes[key[0]], self._residency.under_way[key[0]][key[1]].reason
+        )
         self._residency.leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
@@ -205,8 +210,8 @@ class OffloadCore:
         """
         if self.log is not None:
             self.log.append(("layer_routed", layer, tuple(experts), *([tuple(tokens)] if tokens else ())))
-        self._layer = layer
-        self._foreseen = ()
+        self._layer = self._unneeded.layer = layer
+        self._unforeseen.foresee(())
         if self._observes:
             self.prefetch.observe(layer, experts)
         partition = self._partition_of_layer[layer]
@@ -216,7 +221,7 @@ class OffloadCore:
         awaited = self._awaited
         late = len(awaited) - len(self._absent)
         self.tally.looked_up(layer, experts, self._absent, late)
-        if self._places:
+        if self._splits:
             self._place(layer, experts, tokens)
         if len(self._residency.under_way[layer]) == late or self.modes[layer] != "hint":
             return ()
@@ -228,22 +233,23 @@ class OffloadCore:
         if not self._remaining and not cpu_experts:
             return None
         layer = self._layer
-        row, resident = self._residency.key_of[layer], self._resident[layer]
+        row, places = self._residency.key_of[layer], self._places[layer]
         experts = tuple(self._remaining)
         loads: tuple[Load, ...] = ()
         if self._absent:
-            loads = tuple(self._load(layer, self._absent, "demand", DEMAND_PRIORITY, self._can_leave))
+            loads = tuple(self._load(layer, self._absent, "demand", DEMAND_PRIORITY, self._unneeded))
             if len(loads) < len(self._absent):
-                experts = tuple(filter(resident.__contains__, experts))
+                experts = tuple([expert for expert in experts if places[expert]])
         wait: list[Key] = []
         for expert in self._awaited:
-            if expert in resident:
+            if places[expert]:
                 wait.append(row[expert])
         if not experts and self._remaining:
             wait = self._residency.strays(layer)
-        self._cache[self._partition_of_layer[layer]].all_used(row, experts)
+        policy = self._cache[self._partition_of_layer[layer]]
+        policy.all_used(row, experts)
         self._wave = experts
-        wave = make_wave((experts, loads, tuple(wait), cpu_experts))
+        wave = make_wave(experts, loads, tuple(wait), cpu_experts)
         if self.log is not None:
             self.log.append(("wave", wave))
         return wave
@@ -258,7 +264,7 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if target < len(self._resident) and target not in self._cpu_layers:
+        if target < len(self._places) and target not in self._cpu_layers:
             loads = self._plan_ahead(target, predicted)
         self._plan_behind(loads)
         if self.log is not None:
@@ -270,7 +276,7 @@ class OffloadCore:
         if self.log is not None:
             self.log.append(("wave_done",))
         if len(self._wave) == len(self._remaining):
-            self._remaining = self._active = ()
+            self._remaining = self._unneeded.active = ()
         else:
             self._drop_of_remaining(self._wave)
 
@@ -289,7 +295,7 @@ class OffloadCore:
 
     def is_landed(self, key: Key) -> bool:
         """Whether `key` is on the device and its copy has finished."""
-        return self._resident[key[0]].get(key[1], False)
+        return self._places[key[0]][key[1]] == LANDED
 
     def resident_bytes(self) -> int:
         """Bytes of device memory taken by experts, those on their way included."""
@@ -301,15 +307,18 @@ class OffloadCore:
 
     def _remain(self, experts: Sequence[int]) -> None:
         """These experts of the routed layer have yet to run on the device."""
-        self._remaining, self._active = experts, for_look_ups(experts)
-        resident = self._resident[self._layer]
-        self._awaited = awaited = []
-        self._absent = absent = []
+        self._remaining, self._unneeded.active = experts, for_look_ups(experts)
+        places = self._places[self._layer]
+        awaited: list[int] = []
+        absent: list[int] = []
+        landed_place = LANDED
         for expert in experts:
-            if not resident.get(expert):
+            place = places[expert]
+            if place != landed_place:
                 awaited.append(expert)
-                if expert not in resident:
+                if not place:
                     absent.append(expert)
+        self._awaited, self._absent = awaited, absent
 
     def _drop_of_remaining(self, experts: Collection[int]) -> None:
         """Of those that had yet to run on the device, these have run, or run on the CPU."""
@@ -328,17 +337,18 @@ class OffloadCore:
                 wanted = wanted[: self._max_prefetch]
         absent = self._residency.without_place(target, wanted)
         if absent or self._missed:
-            self._foreseen = for_look_ups(wanted)
+            self._unforeseen.foresee(wanted)
         if not absent:
             return []
         is_hint = not self._prefill and self.modes[target] == "hint"
         priority = PREFETCH_PRIORITY if is_hint else DEMAND_PRIORITY
-        return self._load(target, absent, "prefetch", priority, self._can_leave_unforeseen)
+        return self._load(target, absent, "prefetch", priority, self._unforeseen)
 
     def _place(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """Take the CPU's part of a routed layer out of what the device runs."""
-        resident = self._resident[layer]
-        part = self.placement.cpu_part(Asked(layer, experts, tokens, resident))
+        places = self._places[layer]
+        landed = {expert: places[expert] == LANDED for expert in experts if places[expert]}
+        part = self.placement.cpu_part(Asked(layer, experts, tokens, landed))
         self._cpu_part, self._missed = tuple(part), ()
         if not part:
             return
@@ -346,7 +356,7 @@ class OffloadCore:
         self.tally.ran_on_cpu(len(part))
         used = self._cache[self._partition_of_layer[layer]].used
         for expert in part:
-            if expert in resident:
+            if expert in landed:
                 used((layer, expert))
         if self.placement.max_admissions and layer not in self._cpu_layers:
             self._missed = tuple(self._residency.without_place(layer, part))
@@ -364,35 +374,21 @@ class OffloadCore:
         """
         layer = self._layer
         missed, self._missed = self._missed, ()
-        under_way = self._residency.under_way_for[ADMISSION]
         used = self._cache[self._partition_of_layer[layer]].used
-        for expert in missed[: max(0, self.placement.max_admissions - under_way)]:
+        for expert in missed[: max(0, self.placement.max_admissions - self._residency.num_behind)]:
             if self._prefill and not self._residency.has_room(layer):
                 return
-            load = self._load(layer, [expert], ADMISSION, ADMISSION_PRIORITY, self._can_leave_unforeseen)
+            load = self._load(layer, [expert], ADMISSION, BEHIND_PRIORITY, self._unforeseen)
             if not load:
                 return
             loads += load
             used((layer, expert))
 
-    def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave) -> list[Load]:
+    def _load(self, layer: int, experts: Sequence[int], reason: str, priority: int, leavers: Leavers) -> list[Load]:
         """Loads of absent experts of a layer, in order, until no room can be made."""
-        loads, evicted = self._residency.take(layer, experts, reason, priority, can_leave)
+        loads, evicted = self._residency.take(layer, experts, reason, priority, leavers)
         if len(loads) < len(experts):
             experts = experts[: len(loads)]
         if loads:
             self.tally.loaded(layer, experts, self._residency.expert_bytes[layer], reason, evicted)
         return loads
-
-    def _can_leave(self, key: Key) -> bool:
-        """Copies under way stay, and so does what this layer still needs."""
-        layer, expert = key
-        return self._resident[layer][expert] and (layer != self._layer or expert not in self._active)
-
-    def _can_leave_unforeseen(self, key: Key) -> bool:
-        """As `_can_leave`; for a prefetch, what the next layer may need stays as well."""
-        layer, expert = key
-        if not self._resident[layer][expert]:
-            return False
-        kept = self._active if layer == self._layer else self._foreseen if layer == self._layer + 1 else ()
-        return expert not in kept

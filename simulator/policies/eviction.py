@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,13 +44,21 @@ UNSPECIFIED = Partition()
 """A partition of which nothing is known; most policies need no more."""
 
 
+class Leavers:
+    """Tells which keys may leave now."""
+
+    def allow(self, key: Key) -> bool:
+        """Whether `key` may leave."""
+        raise NotImplementedError
+
+
 class CachePolicy:
     """Order of eviction within one partition of device memory.
 
     The core calls, in this order: `routed` when a layer's router has spoken, `admitted` when a load of an absent
     expert is planned, `used` for each expert that a layer runs on the device (in the router's order, after its load
     was planned), `choose_victim` while room is needed, and `removed` for every key that leaves. `expired` is asked
-    once after each layer. A policy sees keys only; which of them may leave now is told by the predicate it is given.
+    once after each layer. A policy sees keys only; which of them may leave now is told by the `Leavers` it is given.
     `all_admitted`, `all_used` and `evict` are the same for several of them; a policy may have a faster way.
 
     Args:
@@ -95,8 +103,8 @@ class CachePolicy:
         """`key` left the partition."""
         raise NotImplementedError
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
-        """The key to evict next among those that `can_leave`, or None when there is none."""
+    def choose_victim(self, leavers: Leavers) -> Key | None:
+        """The key to evict next among those that may leave, or None when there is none."""
         raise NotImplementedError
 
     def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
@@ -109,10 +117,10 @@ class CachePolicy:
         for expert in experts:
             self.used(row[expert])
 
-    def evict(self, count: int, can_leave: Callable[[Key], bool]) -> list[Key]:
+    def evict(self, count: int, leavers: Leavers) -> list[Key]:
         """`choose_victim` and `removed` so many times, or until nobody can leave; gives those who left, in order."""
         victims: list[Key] = []
-        while len(victims) < count and (victim := self.choose_victim(can_leave)) is not None:
+        while len(victims) < count and (victim := self.choose_victim(leavers)) is not None:
             self.removed(victim)
             victims.append(victim)
         return victims

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
+from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
 from simulator.policies.recency import Lru
 from trace_capture.errors import ConfigError
 
@@ -35,7 +35,7 @@ class Resident(CachePolicy):
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
         return None
 
@@ -82,12 +82,12 @@ class StaticPopularity(CachePolicy):
         self._kept.discard(key)
         self._passing.removed(key)
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
-        victim = self._passing.choose_victim(can_leave)
+        victim = self._passing.choose_victim(leavers)
         if victim is not None:
             return victim
-        free = [key for key in self._kept if can_leave(key)]
+        free = [key for key in self._kept if leavers.allow(key)]
         return max(free, key=self._rank.__getitem__, default=None)
 
     def expired(self, layer_keys: Sequence[Key]) -> Iterable[Key]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
+from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
 
 
 class ScoredPolicy(CachePolicy):
@@ -49,7 +49,7 @@ class ScoredPolicy(CachePolicy):
         """See `CachePolicy`."""
         self._current.pop(key, None)
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
         aside: list[tuple[float, int, Key]] = []
         victim = None
@@ -59,7 +59,7 @@ class ScoredPolicy(CachePolicy):
             if self._current.get(key) != (score, tick):
                 continue
             aside.append(entry)
-            if can_leave(key):
+            if leavers.allow(key):
                 victim = key
                 break
         for entry in aside:

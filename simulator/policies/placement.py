@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     tokens: Sequence[int]
     """How many tokens of the pass go to each of `experts`; empty unless the policy `needs_token_counts`."""
     landed: Mapping[int, bool]
-    """The layer's experts with a place on the device: True where the copy has landed, False while it is on its way."""
+    """Those of `experts` with a place on the device: True where the copy has landed, False while it is on its way."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from simulator.policies.cache import CachePolicy, Key
 from simulator.policies.capacity import Capacity
-from simulator.policies.plans import REASONS, Load, make_load
+from simulator.policies.eviction import CachePolicy, Key, Leavers
+from simulator.policies.plans import BEHIND_PRIORITY, Load, make_load
 from trace_capture.model_shape import ModelShape
 
-CanLeave = Callable[[Key], bool]
+ABSENT, COMING, LANDED = 0, 1, 2
+"""What an expert's place is: none (which is false), its copy is queued or in flight, or its copy has finished."""
 _FEW = 16
 Item = TypeVar("Item", int, Key)
 
@@ -18,6 +19,71 @@ Item = TypeVar("Item", int, Key)
 def for_look_ups(items: Sequence[Item]) -> Collection[Item]:
     """The same experts or keys; a few are found faster in a list than a set of them is made."""
     return items if len(items) <= _FEW else frozenset(items)
+
+
+class Unneeded(Leavers):
+    """What has landed may leave, but for what the current layer still has to run.
+
+    Args:
+        places: as of `Residency`.
+
+    Attributes:
+        layer: the current one.
+        active: those of its experts.
+    """
+
+    def __init__(self, places: list[bytearray]) -> None:
+        self._places = places
+        self.layer = -1
+        self.active: Collection[int] = ()
+
+    def allow(self, key: Key) -> bool:
+        """See `Leavers`."""
+        layer, expert = key
+        places = self._places[layer]
+        return places[expert] == LANDED and (layer != self.layer or expert not in self.active)
+
+
+class Unforeseen(Leavers):
+    """As `Unneeded`; what the next layer may need stays as well.
+
+    Args:
+        unneeded: the others.
+
+        num_experts: E.
+    """
+
+    def __init__(self, unneeded: Unneeded, num_experts: int) -> None:
+        self._unneeded = unneeded
+        self._experts: Sequence[int] = ()
+        self._is_foreseen = bytearray(num_experts)
+
+    def foresee(self, experts: Sequence[int]) -> None:
+        """These experts of the layer after the current one may be needed, and no others."""
+        for expert in self._experts:
+            self._is_foreseen[expert] = 0
+        for expert in experts:
+            self._is_foreseen[expert] = 1
+        self._experts = experts
+
+    def allow(self, key: Key) -> bool:
+        """See `Leavers`."""
+        if not self._unneeded.allow(key):
+            return False
+        layer, expert = key
+        return layer != self._unneeded.layer + 1 or not self._is_foreseen[expert]
+
+
+class Except(Leavers):
+    """As others, without some keys."""
+
+    def __init__(self, keys: Collection[Key], others: Leavers) -> None:
+        self._keys = keys
+        self._others = others
+
+    def allow(self, key: Key) -> bool:
+        """See `Leavers`."""
+        return key not in self._keys and self._others.allow(key)
 
 
 class Residency:
@@ -29,23 +95,23 @@ class Residency:
         cache: one eviction policy per partition.
 
     Attributes:
-        of_layer: per layer, experts with a place on the device; True when the copy has landed, False until then.
-        under_way: per layer, experts whose copies are queued or in flight, in order of submission, and why.
-        under_way_for: how many these are, by reason.
+        places: per layer what place each expert has, a byte each.
+        under_way: per layer, loads that are queued or in flight, by expert, in order of submission.
+        num_behind: how many of these are for later passes.
         free_bytes: per partition.
         key_of: per layer and expert its key, made once.
         expert_bytes: size of an expert of each layer.
     """
 
     def __init__(self, shape: ModelShape, capacity: Capacity, cache: Sequence[CachePolicy]) -> None:
-        self.expert_bytes = shape.expert_bytes
-        self._partition_of_layer = capacity.partition_of_layer
+        self.expert_bytes = list(shape.expert_bytes)
+        self._partition_of_layer = list(capacity.partition_of_layer)
         self._cache = list(cache)
-        self.of_layer: list[dict[int, bool]] = [{} for _ in shape.expert_bytes]
-        self.under_way: list[dict[int, str]] = [{} for _ in shape.expert_bytes]
-        self.under_way_for = dict.fromkeys(REASONS, 0)
-        self.free_bytes = list(capacity.partition_bytes)
         layers = range(shape.num_moe_layers)
+        self.places = [bytearray(shape.num_experts) for _ in layers]
+        self.under_way: list[dict[int, Load]] = [{} for _ in layers]
+        self.num_behind = 0
+        self.free_bytes = list(capacity.partition_bytes)
         self.key_of = [[(layer, expert) for expert in range(shape.num_experts)] for layer in layers]
         self._evicts_ahead = [policy.evicts_ahead for policy in cache]
         """Per partition, whether all who have to leave for several experts may be chosen at once."""
@@ -56,15 +122,15 @@ class Residency:
     def without_place(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Experts of a layer that have no place, in order. A loop, since this is asked in every layer and pass, and a
         comprehension makes a function each time."""
-        held = self.of_layer[layer]
+        places = self.places[layer]
         absent: list[int] = []
         for expert in experts:
-            if expert not in held:
+            if not places[expert]:
                 absent.append(expert)
         return absent
 
     def take(
-        self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave
+        self, layer: int, experts: Sequence[int], reason: str, priority: int, leavers: Leavers
     ) -> tuple[list[Load], int]:
         """Give absent experts of a layer their places, in order, until no room can be made.
 
@@ -72,52 +138,63 @@ class Residency:
             a load for each that got a place, whose copies are on their way from now on; and how many left for them.
         """
         partition = self._partition_of_layer[layer]
+        policy = self._cache[partition]
         size = self.expert_bytes[layer]
         room = self.free_bytes[partition] // size
         count = len(experts)
         victims: list[Key] = []
         if room < count:
             if not self._evicts_ahead[partition]:
-                return self._take_in_turn(layer, experts, reason, priority, can_leave)
-            victims = self._cache[partition].evict(count - room, can_leave)
+                return self._take_in_turn(layer, experts, reason, priority, leavers)
+            victims = policy.evict(count - room, leavers)
             for gone, expert in victims:
-                del self.of_layer[gone][expert]
+                places = self.places[gone]
+                places[expert] = ABSENT
             if room + len(victims) < count:
                 count = room + len(victims)
                 experts = experts[:count]
         self.free_bytes[partition] -= size * (count - len(victims))
-        row, held, under_way = self.key_of[layer], self.of_layer[layer], self.under_way[layer]
+        row, places, under_way = self.key_of[layer], self.places[layer], self.under_way[layer]
         loads: list[Load] = []
         evicts: tuple[Key, ...] = ()
         for expert in experts:
-            held[expert] = False
-            under_way[expert] = reason
             if len(loads) >= room:
                 evicts = (victims[len(loads) - room],)
-            loads.append(make_load((row[expert], size, reason, priority, evicts)))
-        self.under_way_for[reason] += count
-        self._cache[partition].all_admitted(row, experts)
+            load = make_load(row[expert], size, reason, priority, evicts)
+            places[expert] = COMING
+            under_way[expert] = load
+            loads.append(load)
+        if priority == BEHIND_PRIORITY:
+            self.num_behind += count
+        policy.all_admitted(row, experts)
         return loads, len(victims)
 
-    def land(self, keys: Iterable[Key]) -> None:
+    def land(self, keys: Sequence[Key]) -> None:
         """The copies of `keys` have finished."""
-        of_layer, under_way, under_way_for = self.of_layer, self.under_way, self.under_way_for
-        for layer, expert in keys:
-            of_layer[layer][expert] = True
-            under_way_for[under_way[layer].pop(expert)] -= 1
+        for key in keys:
+            layer, expert = key
+            places = self.places[layer]
+            places[expert] = LANDED
+            self._arrived(layer, expert)
 
     def leave(self, key: Key) -> None:
         """`key` gives its place up, whether its copy has landed or was withdrawn."""
         layer, expert = key
         partition = self._partition_of_layer[layer]
-        if not self.of_layer[layer].pop(expert):
-            self.under_way_for[self.under_way[layer].pop(expert)] -= 1
+        places = self.places[layer]
+        if places[expert] == COMING:
+            self._arrived(layer, expert)
+        places[expert] = ABSENT
         self.free_bytes[partition] += self.expert_bytes[layer]
         self._cache[partition].removed(key)
 
-    def reason_of(self, key: Key) -> str:
-        """Why a copy under way was loaded."""
-        return self.under_way[key[0]][key[1]]
+    def _arrived(self, layer: int, expert: int) -> None:
+        """A copy is no longer under way."""
+        under_way = self.under_way[layer]
+        load = under_way[expert]
+        del under_way[expert]
+        if load.priority == BEHIND_PRIORITY:
+            self.num_behind -= 1
 
     def coming(self) -> Iterator[Key]:
         """Copies under way, layer by layer in order of submission."""
@@ -143,7 +220,12 @@ class Residency:
 
     def landed(self, layer: int) -> list[Key]:
         """Keys of a layer whose copies have landed."""
-        return [(layer, expert) for expert, landed in self.of_layer[layer].items() if landed]
+        row = self.key_of[layer]
+        return [row[expert] for expert, place in enumerate(self.places[layer]) if place == LANDED]
+
+    def held(self, layer: int) -> list[int]:
+        """Experts of a layer with a place on the device, those on their way included."""
+        return [expert for expert, place in enumerate(self.places[layer]) if place]
 
     def has_room(self, layer: int) -> bool:
         """Whether an expert of `layer` fits without anybody leaving."""
@@ -151,14 +233,16 @@ class Residency:
 
     def num_bytes(self) -> int:
         """Bytes of device memory taken, those on their way included."""
-        return sum(len(held) * size for held, size in zip(self.of_layer, self.expert_bytes, strict=True))
+        absent = [places.count(ABSENT) for places in self.places]
+        pairs = zip(absent, self.places, self.expert_bytes, strict=True)
+        return sum((len(places) - missing) * size for missing, places, size in pairs)
 
     def keys(self) -> list[Key]:
         """Keys with a place on the device, those on their way included."""
-        return [(layer, expert) for layer, held in enumerate(self.of_layer) for expert in held]
+        return [(layer, expert) for layer in range(len(self.places)) for expert in self.held(layer)]
 
     def _take_in_turn(
-        self, layer: int, experts: Sequence[int], reason: str, priority: int, can_leave: CanLeave
+        self, layer: int, experts: Sequence[int], reason: str, priority: int, leavers: Leavers
     ) -> tuple[list[Load], int]:
         """As `take`, each expert admitted before room is made for the next."""
         partition = self._partition_of_layer[layer]
@@ -166,29 +250,30 @@ class Residency:
         loads: list[Load] = []
         evicted = 0
         for expert in experts:
-            victims = self._victims(layer, can_leave)
+            victims = self._victims(layer, leavers)
             if victims is None:
                 break
             for victim in victims:
                 self.leave(victim)
-            self.of_layer[layer][expert] = False
-            self.under_way[layer][expert] = reason
-            self.under_way_for[reason] += 1
-            self.free_bytes[partition] -= size
             key = self.key_of[layer][expert]
+            load = make_load(key, size, reason, priority, victims)
+            self.places[layer][expert] = COMING
+            self.under_way[layer][expert] = load
+            self.num_behind += priority == BEHIND_PRIORITY
+            self.free_bytes[partition] -= size
             self._cache[partition].admitted(key)
-            loads.append(make_load((key, size, reason, priority, victims)))
+            loads.append(load)
             evicted += len(victims)
         return loads, evicted
 
-    def _victims(self, layer: int, can_leave: CanLeave) -> tuple[Key, ...] | None:
+    def _victims(self, layer: int, leavers: Leavers) -> tuple[Key, ...] | None:
         """Who leaves so that an expert of `layer` fits; None when not enough of them may."""
         partition = self._partition_of_layer[layer]
         size = self.expert_bytes[layer]
         freed = self.free_bytes[partition]
         victims: list[Key] = []
         while freed < size:
-            victim = self._cache[partition].choose_victim(lambda key: key not in victims and can_leave(key))
+            victim = self._cache[partition].choose_victim(Except(victims, leavers))
             if victim is None:
                 return None
             victims.append(victim)

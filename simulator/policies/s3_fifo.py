@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
-from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Partition
+from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
 
 SMALL_SHARE = 0.1
 """Share of the partition that the small queue may take before it is evicted from (the paper's choice)."""
@@ -50,18 +49,18 @@ class S3Fifo(CachePolicy):
                 self._ghost.popitem(last=False)
         self._main.pop(key, None)
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
         if len(self._small) >= max(1, round(SMALL_SHARE * self._slots)):
-            victim = self._from_small(can_leave)
-            return self._from_main(can_leave) if victim is None else victim
-        victim = self._from_main(can_leave)
-        return self._from_small(can_leave) if victim is None else victim
+            victim = self._from_small(leavers)
+            return self._from_main(leavers) if victim is None else victim
+        victim = self._from_main(leavers)
+        return self._from_small(leavers) if victim is None else victim
 
-    def _from_small(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def _from_small(self, leavers: Leavers) -> Key | None:
         """The oldest of the small queue; those that were used more than once on the way move to the main one."""
         for key, uses in list(self._small.items()):
-            if not can_leave(key):
+            if not leavers.allow(key):
                 continue
             if uses <= 1:
                 return key
@@ -69,9 +68,9 @@ class S3Fifo(CachePolicy):
             self._main[key] = 0
         return None
 
-    def _from_main(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def _from_main(self, leavers: Leavers) -> Key | None:
         """The oldest of the main queue without a use since it was last passed over."""
-        free = [key for key in self._main if can_leave(key)]
+        free = [key for key in self._main if leavers.allow(key)]
         while free:
             for key in free:
                 if self._main[key] <= 0:

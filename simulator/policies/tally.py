@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from simulator.policies.eviction import Key
 from simulator.policies.plans import ADMISSION, Counters
@@ -17,10 +17,10 @@ class Tally:
         first_uses: experts of the latest look-up that were prefetched and had not been asked for since.
 
     Args:
-        num_layers: L.
+        num_layers, num_experts: L and E.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, num_experts: int) -> None:
         self.prefill = Counters()
         self.warmup = Counters()
         self.decode = Counters()
@@ -28,12 +28,11 @@ class Tally:
         self._decode_passes = 0
         self._is_drafting = False
         self._now = self.decode
-        self.first_uses: Collection[int] = ()
-        self._unused: list[set[int]] = [set() for _ in range(num_layers)]
-        """Per layer, prefetched experts that nobody has asked for yet; some of them may have left again."""
-        self._counted_in: list[dict[int, Counters]] = [{} for _ in range(num_layers)]
-        """Per layer, where the latest load ahead of each expert was counted, since it may be withdrawn in a later pass.
-        """
+        self.first_uses: Sequence[int] = ()
+        self._unused = [bytearray(num_experts) for _ in range(num_layers)]
+        """Per layer and expert, 1: it was prefetched and nobody has asked for it yet; it may have left again."""
+        self._counted_in = [[self.decode] * num_experts for _ in range(num_layers)]
+        """Per layer and expert, where its latest load ahead was counted, since it may be withdrawn in a later pass."""
 
     def begin_drafting(self) -> None:
         """What is planned from now on belongs to the decode pass that comes."""
@@ -51,8 +50,7 @@ class Tally:
 
     def restarted(self) -> None:
         """The device was emptied; the counts go on."""
-        for experts in self._unused:
-            experts.clear()
+        self._unused = [bytearray(len(unused)) for unused in self._unused]
 
     def looked_up(self, layer: int, experts: Sequence[int], absent: Sequence[int], late: int) -> None:
         """A layer asks for `experts`. Those in `absent` have no place; so many have one and are on their way to it."""
@@ -61,13 +59,13 @@ class Tally:
         counters.hits += asked - len(absent) - late
         counters.late += late
         unused = self._unused[layer]
-        self.first_uses = ()
-        if unused:
-            self.first_uses = used = unused.intersection(experts)
-            if absent:
-                used.difference_update(absent)
-            counters.prefetch_used += len(used)
-            unused -= used
+        used: list[int] = []
+        for expert in experts:
+            if unused[expert] and expert not in absent:
+                unused[expert] = 0
+                used.append(expert)
+        counters.prefetch_used += len(used)
+        self.first_uses = used
 
     def ran_on_cpu(self, experts: int) -> None:
         """So many experts of a layer run on the CPU."""
@@ -84,17 +82,18 @@ class Tally:
         unused = self._unused[layer]
         if reason == "demand":
             counters.demand_loads += len(experts)
-            unused.difference_update(experts)
+            for expert in experts:
+                unused[expert] = 0
             return
+        is_ahead = reason != ADMISSION
         counted_in = self._counted_in[layer]
         for expert in experts:
             counted_in[expert] = counters
-        if reason == ADMISSION:
-            counters.admission_loads += len(experts)
-            unused.difference_update(experts)
-        else:
+            unused[expert] = is_ahead
+        if is_ahead:
             counters.prefetch_loads += len(experts)
-            unused.update(experts)
+        else:
+            counters.admission_loads += len(experts)
 
     def cancelled(self, key: Key, num_bytes: int, reason: str) -> None:
         """A load was withdrawn before it began."""
@@ -105,7 +104,7 @@ class Tally:
             counters.admission_loads -= 1
         else:
             counters.prefetch_loads -= 1
-        self._unused[layer].discard(expert)
+        self._unused[layer][expert] = 0
 
     def evicted(self, keys: int) -> None:
         """So many keys had to leave, or were dropped by their policy."""

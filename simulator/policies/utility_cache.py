@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from simulator.policies.eviction import UNSPECIFIED, Key, Partition
+from simulator.policies.eviction import UNSPECIFIED, Key, Leavers, Partition
 from simulator.policies.frequency import ScoredPolicy
 from trace_capture.errors import ConfigError
 
@@ -66,9 +66,9 @@ class UtilityCache(ScoredPolicy):
         self._last_use.pop(key, None)
         super().removed(key)
 
-    def choose_victim(self, can_leave: Callable[[Key], bool]) -> Key | None:
+    def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`; None also where nothing below the threshold may leave."""
-        victim = super().choose_victim(can_leave)
+        victim = super().choose_victim(leavers)
         return None if victim is None or self.state(victim) >= self.threshold else victim
 
     def state(self, key: Key) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 from simulator.policies.core import OffloadCore
 from simulator.policies.eviction import Key
-from simulator.policies.plans import DEMAND_PRIORITY, PREFETCH_PRIORITY, UTILITY, UTILITY_PRIORITY, Load
-from simulator.policies.residency import for_look_ups
+from simulator.policies.plans import BEHIND_PRIORITY, DEMAND_PRIORITY, PREFETCH_PRIORITY, UTILITY, Load
 from simulator.policies.utility_cache import UtilityCache
 from simulator.policies.utility_loads import UtilityLoads
 
@@ -38,7 +37,8 @@ class UtilityCore(OffloadCore):
         if self.log is not None:
             self.log.append(("drafting_begins", window_ns))
         self.tally.begin_drafting()
-        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), self._resident, self._residency.coming())
+        held = [self._residency.held(layer) for layer in range(len(self._places))]
+        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), held, self._residency.coming())
         loads = tuple(self.hot.plan(self._load_wanted, left_ns, 0))
         if self.log is not None:
             self.log.append(("prefetch", loads))
@@ -46,35 +46,35 @@ class UtilityCore(OffloadCore):
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
         """See `OffloadCore`."""
-        stale = super().layer_routed(layer, experts, tokens)
-        self.hot.routed(layer, experts, tokens, self._resident[layer])
+        stale = OffloadCore.layer_routed(self, layer, experts, tokens)
+        self.hot.routed(layer, experts, tokens, self._residency.held(layer))
         return stale
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
         if self._prefill:
-            return super()._plan_ahead(target, predicted)
+            return OffloadCore._plan_ahead(self, target, predicted)
         wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
-        self._foreseen = for_look_ups(wanted)
-        self.hot.name(target, wanted, self._resident[target])
+        self._unforeseen.foresee(wanted)
+        self.hot.name(target, wanted, self._residency.held(target))
         return []
 
     def _plan_behind(self, loads: list[Load]) -> None:
         if not self._prefill:
-            loads += self.hot.plan(self._load_wanted, None, self._residency.under_way_for[UTILITY])
-        super()._plan_behind(loads)
+            loads += self.hot.plan(self._load_wanted, None, self._residency.num_behind)
+        OffloadCore._plan_behind(self, loads)
 
     def _load_wanted(self, key: Key, level: int | None) -> Load | None:
         """A load of `key` for which only experts below a level leave; any may (None) for what a predictor named."""
         layer, expert = key
-        if expert in self._resident[layer]:
+        if self._places[layer][expert]:
             return None
         if level is not None:
-            reason, priority = UTILITY, UTILITY_PRIORITY
+            reason, priority = UTILITY, BEHIND_PRIORITY
         else:
             reason, priority = "prefetch", PREFETCH_PRIORITY if self.modes[layer] == "hint" else DEMAND_PRIORITY
         pool = self._pools[self._partition_of_layer[layer]]
         everyone = pool.threshold
         pool.threshold = everyone if level is None else level
-        loads = self._load(layer, [expert], reason, priority, self._can_leave_unforeseen)
+        loads = self._load(layer, [expert], reason, priority, self._unforeseen)
         pool.threshold = everyone
         return loads[0] if loads else None

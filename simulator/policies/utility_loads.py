@@ -9,7 +9,7 @@ makes room for a hotter one even where both reach tau; copies under way count ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -66,9 +66,7 @@ class UtilityLoads:
         if self._config.loads == "always" and self.thresholds[layer] <= self._top:
             self._ask(layer, held)
 
-    def balance(
-        self, window_ns: int, free_bytes: int, held: Sequence[Mapping[int, bool]], coming: Iterable[Key]
-    ) -> int:
+    def balance(self, window_ns: int, free_bytes: int, held: Sequence[Collection[int]], coming: Iterable[Key]) -> int:
         """Set the thresholds for the pass to come, and ask for what reaches them.
 
         Args:
@@ -130,7 +128,7 @@ class UtilityLoads:
             if expert not in held:
                 self._queue.push((layer, expert), int(states[expert]))
 
-    def _choose(self, window_ns: int, free_bytes: int, held: Sequence[Mapping[int, bool]]) -> None:
+    def _choose(self, window_ns: int, free_bytes: int, held: Sequence[Collection[int]]) -> None:
         """The thresholds that the balancer finds."""
         states = self._signal.states
         layers = len(states)

@@ -38,12 +38,12 @@ from simulator import OffloadConfig, simulate
 from simulator.bounds import tpot_bounds
 from simulator.compiled import status
 from simulator.cost_model import CostModel
+from simulator.pass_reader import PassReader
 from simulator.policies.config import parse_config
 from simulator.policies.core import OffloadCore
 from simulator.predictions import predictions_of
 from trace_capture.hardware import HardwareProfile
 from trace_capture.known_shapes import known_shape
-from trace_capture.pass_reader import PassReader
 from trace_capture.synthetic import synthetic_trace
 from trace_capture.trace import Phase, Trace
 

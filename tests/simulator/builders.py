@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from simulator.policies.config import OffloadConfig, parse_config
+from simulator.policies.eviction import Key, Leavers
 from trace_capture.hardware import DeviceProfile, HardwareProfile, HostProfile, LinkProfile, MeasuredCosts, Quantity
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
@@ -217,3 +218,13 @@ def make_config(policy: str = "lru", source: str = "none", **cache: Any) -> Offl
     if "max_experts" in cache:
         prefetch["max_experts"] = cache.pop("max_experts")
     return parse_config({"cache": {"policy": policy, **cache}, "prefetch": prefetch, "cpu": cpu, "device": device})
+
+
+class Only(Leavers):
+    """Those keys may leave for which a function says so."""
+
+    def __init__(self, allows: Callable[[Key], bool]) -> None:
+        self._allows = allows
+
+    def allow(self, key: Key) -> bool:
+        return bool(self._allows(key))

@@ -114,25 +114,26 @@ class Watched(NamedTuple):
 
 
 def replay(case: Case, check: Callable[[OffloadCore], None]) -> Watched:
-    """Replay a case as `simulate` does; `check` sees the core after every call to it."""
+    """Replay a case as `simulate` does; `check` sees the core between all calls to it, and at the end."""
     trace = split_prefill(case.trace, case.config.prefill.micro_batch)
-    log: list[tuple[Any, ...]] = []
+    log = _Watch()
     future = future_uses(executed_routing(trace, case.config).lookups())
     core = OffloadCore.from_config(case.config, trace.shape, log, future)
-    for name in ("preload", "landed", "cancelled", "layer_routed", "next_wave", "plan_prefetch", "layer_done"):
-        setattr(core, name, _then(getattr(core, name), lambda: check(core)))
+    log.check = lambda: check(core)
     machine = Machine(trace, CostModel(case.hardware, trace.shape), core, case.config.device.serial, True)
     machine.run()
+    check(core)
     return Watched(log, machine.spans(), machine, trace)
 
 
-def _then(call: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
-    def checked(*args: Any) -> Any:
-        result = call(*args)
-        check()
-        return result
+class _Watch(list[tuple[Any, ...]]):
+    """A log of calls and plans; whoever adds to it is about to change something, or has just done so."""
 
-    return checked
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+    def append(self, entry: tuple[Any, ...]) -> None:
+        self.check()
+        super().append(entry)
 
 
 def bytes_per_partition(core: OffloadCore, case: Case) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from simulator.policies.core import OffloadCore
 from simulator.policies.eviction import Partition
 from simulator.policies.prefetch import NoPrefetch
 from simulator.policies.utility_config import UtilityConfig
-from tests.simulator.builders import make_config, make_hardware, make_shape, mixed_trace, room_for
+from tests.simulator.builders import Only, make_config, make_hardware, make_shape, mixed_trace, room_for
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
 from trace_capture.trace import Phase, Trace
@@ -41,12 +41,12 @@ def test_victim_is_present_and_may_leave(name: str) -> None:
             if key not in present:
                 if len(present) == 8:
                     pinned = set(source.sample(sorted(present), source.randrange(9)))
-                    victim = policy.choose_victim(lambda other, pinned=pinned: other not in pinned)
+                    victim = policy.choose_victim(Only(lambda other, pinned=pinned: other not in pinned))
                     if pinned == present:
                         assert victim is None
                         continue
                     assert victim is not None and victim in present - pinned
-                    assert policy.choose_victim(victim.__eq__) == victim, "asking must not remove"
+                    assert policy.choose_victim(Only(victim.__eq__)) == victim, "asking must not remove"
                     present.discard(victim)
                     policy.removed(victim)
                 policy.admitted(key)
@@ -78,7 +78,7 @@ def test_several_keys_at_once_are_the_same_as_one_after_the_other(name: str) -> 
             left = [key for key in present if key not in keys]
             victims: list[Key] = []
             for place in range(count):
-                victim = single.choose_victim(lambda key, left=left: key in left)
+                victim = single.choose_victim(Only(lambda key, left=left: key in left))
                 assert victim is not None
                 single.removed(victim)
                 left.remove(victim)
@@ -88,7 +88,7 @@ def test_several_keys_at_once_are_the_same_as_one_after_the_other(name: str) -> 
             for key in newcomers[count:] if newcomers else absent:
                 single.admitted(key)
             left = [key for key in present if key not in keys]
-            assert batch.evict(count, lambda key, left=left: key in left) == victims
+            assert batch.evict(count, Only(lambda key, left=left: key in left)) == victims
             batch.all_admitted(row, [expert for _, expert in absent])
             used = keys[: source.randint(0, len(keys))]
             for key in used:
@@ -202,7 +202,7 @@ def test_policies_differ_where_they_should() -> None:
             policy.admitted(key)
         for key in [(0, 1), (0, 1), (0, 1), (0, 2)]:
             policy.used(key)
-        return policy.choose_victim(lambda key: True)
+        return policy.choose_victim(Only(lambda key: True))
 
     assert victim("lru") == (0, 1)
     assert victim("lfu") == (0, 2)
@@ -220,7 +220,7 @@ def test_ageing_forgets_what_was_hot_long_ago() -> None:
             key = (0, 1 + expert % 5)
             if key not in present:
                 if len(present) == 3:
-                    victim = policy.choose_victim(lambda key: True)
+                    victim = policy.choose_victim(Only(lambda key: True))
                     assert victim is not None
                     present.discard(victim)
                     policy.removed(victim)
@@ -242,7 +242,7 @@ def test_heap_of_scored_policies_stays_small() -> None:
         policy.used((0, step % 8))
     policy.used((0, 3))
     assert len(policy._heap) < 200  # type: ignore[attr-defined]
-    assert policy.choose_victim(lambda key: key[1] in (3, 4)) == (0, 4)
+    assert policy.choose_victim(Only(lambda key: key[1] in (3, 4))) == (0, 4)
 
 
 def test_no_cache_keeps_nothing_after_its_layer() -> None:

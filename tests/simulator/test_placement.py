@@ -10,7 +10,7 @@ from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import CpuConfig, parse_config
 from simulator.policies.core import OffloadCore
 from simulator.policies.placement import Asked, FewTokensOnCpu, MissesOnCpu, PlacementSettings
-from simulator.policies.plans import ADMISSION_PRIORITY
+from simulator.policies.plans import BEHIND_PRIORITY
 from tests.simulator.builders import decode_trace, make_config, make_shape, mixed_trace, trace_of
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
@@ -82,7 +82,7 @@ def test_what_ran_on_the_cpu_is_admitted_behind_everything_else() -> None:
     assert wave is not None
     assert (wave.experts, wave.loads, wave.wait, wave.cpu_experts) == ((), (), (), (3, 4))
     loads = core.plan_prefetch(())
-    assert [(load.key, load.reason, load.priority) for load in loads] == [((0, 3), "admission", ADMISSION_PRIORITY)]
+    assert [(load.key, load.reason, load.priority) for load in loads] == [((0, 3), "admission", BEHIND_PRIORITY)]
     core.wave_done()
     assert core.next_wave() is None
     core.layer_done()

@@ -17,6 +17,7 @@ from simulator.policies.eviction import Partition
 from simulator.policies.prefetch import make_prefetch_policy
 from simulator.predictions import predictions_of
 from tests.simulator.builders import (
+    Only,
     decode_trace,
     make_config,
     make_hardware,
@@ -116,7 +117,7 @@ def test_s3_fifo_lets_what_was_used_once_pass_and_remembers_it() -> None:
         key, victim = (0, expert), None
         if key not in present:
             if len(present) == 10:
-                victim = policy.choose_victim(lambda _: True)
+                victim = policy.choose_victim(Only(lambda _: True))
                 assert victim is not None
                 present.remove(victim)
                 policy.removed(victim)

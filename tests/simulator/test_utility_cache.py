@@ -13,7 +13,7 @@ from simulator.policies.config import parse_config
 from simulator.policies.eviction import Partition
 from simulator.policies.utility import BOUNDARY_RULES, UtilitySignal
 from simulator.policies.utility_cache import UtilityCache, UtilityQueue
-from tests.simulator.builders import make_config, make_hardware, make_shape
+from tests.simulator.builders import Only, make_config, make_hardware, make_shape
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
 from trace_capture.rewindow import rewindow
@@ -34,8 +34,7 @@ def cache_of(states: list[list[int]]) -> tuple[UtilityCache, Told]:
     return UtilityCache(Partition(utility=signal)), signal
 
 
-def anyone(key: Key) -> bool:
-    return True
+anyone = Only(lambda _: True)
 
 
 def test_the_lowest_state_leaves_first_and_among_equals_the_least_recently_used() -> None:
@@ -82,8 +81,8 @@ def test_pinned_experts_are_passed_over_and_keep_their_state() -> None:
     for expert in range(4):
         cache.admitted((0, expert))
         cache.used((0, expert))
-    assert cache.choose_victim(lambda key: key[1] not in (0, 1)) == (0, 3)
-    assert cache.choose_victim(lambda key: False) is None
+    assert cache.choose_victim(Only(lambda key: key[1] not in (0, 1))) == (0, 3)
+    assert cache.choose_victim(Only(lambda key: False)) is None
     assert [cache.state((0, expert)) for expert in range(4)] == [0, 1, 4, 2]
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulator.pass_reader import PassReader
 from tests.simulator.builders import make_shape, mixed_trace
 from trace_capture.errors import TraceError
-from trace_capture.pass_reader import PassReader
 from trace_capture.trace import NO_EXPERT, Trace
 
 

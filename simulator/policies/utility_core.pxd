@@ -1,0 +1,6 @@
+from simulator.policies.core cimport OffloadCore
+
+
+cdef class UtilityCore(OffloadCore):
+    cdef public object hot
+    cdef list _pools
