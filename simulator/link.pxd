@@ -3,11 +3,18 @@ cimport cython
 from simulator.policies.plans cimport Load
 
 
+cdef class CopyQueue:
+    cdef readonly list loads
+    cdef readonly list issued_ns
+    cdef readonly Py_ssize_t head
+
+    cdef drop_next(self)
+
+
 cdef class SimulatedLink:
     cdef object _copy_ns
     cdef object _issue_ns
     cdef list _queues
-    cdef list _issued
     cdef long long _size_bytes
     cdef long long _size_copy_ns
     cdef long long _size_issue_ns
@@ -23,9 +30,9 @@ cdef class SimulatedLink:
     cdef long long _slow_to_ns
     cdef double _slow_ratio
 
-    @cython.locals(load=Load, queue=list, issued=list)
+    @cython.locals(load=Load, queue=CopyQueue)
     cpdef long long submit(self, loads, long long now_ns)
-    @cython.locals(priority=Py_ssize_t, queue=list, issued=list, load=Load, place=Py_ssize_t)
+    @cython.locals(queue=CopyQueue, load=Load, place=Py_ssize_t)
     cpdef bint cancel(self, tuple key)
     cpdef advance(self, long long now_ns)
     @cython.locals(left=Py_ssize_t, key=tuple)
@@ -36,8 +43,10 @@ cdef class SimulatedLink:
     cdef _start(self, Load load, long long start_ns)
     @cython.locals(
         load=Load, start_ns="long long", end_ns="long long", landed=list, now_ns="long long", key=tuple,
-        priority=Py_ssize_t, last=Py_ssize_t, queue=list, issued=list, issued_ns="long long",
+        queue=CopyQueue, issued_ns="long long",
     )
     cdef long long _work(self, long long until_ns, awaited, Py_ssize_t left)
+    @cython.locals(queue=CopyQueue)
+    cdef CopyQueue _urgent_queue(self)
     cdef _look_up(self, long long num_bytes)
     cdef long long _end_ns(self, long long start_ns, long long copy_ns)

@@ -10,6 +10,7 @@ from simulator.policies.plans import BEHIND_PRIORITY, Load
 from simulator.policies.residency import for_look_ups
 
 NEVER_NS = 1 << 62
+_MANY = 64
 
 
 class Copy(NamedTuple):
@@ -19,6 +20,31 @@ class Copy(NamedTuple):
     submit_ns: int
     start_ns: int
     end_ns: int
+
+
+class CopyQueue:
+    """Copies that wait for their turn, in order of submission. What has begun is removed now and then only, since
+    that moves all others.
+
+    Attributes:
+        loads: with those before `head`, which have begun.
+        issued_ns: when each was issued; it begins not before.
+        head: place of the next one.
+    """
+
+    __slots__ = ("head", "issued_ns", "loads")
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+        self.issued_ns: list[int] = []
+        self.head = 0
+
+    def drop_next(self) -> None:
+        """The next one begins."""
+        self.head += 1
+        if self.head == _MANY:
+            del self.loads[: self.head], self.issued_ns[: self.head]
+            self.head = 0
 
 
 class SimulatedLink:
@@ -48,10 +74,8 @@ class SimulatedLink:
     ) -> None:
         self._copy_ns = copy_ns
         self._issue_ns = issue_ns
-        self._queues: list[list[Load]] = [[] for _ in range(BEHIND_PRIORITY + 1)]
-        """By priority, in order of submission."""
-        self._issued: list[list[int]] = [[] for _ in self._queues]
-        """When each of these was issued; it begins not before."""
+        self._queues = [CopyQueue() for _ in range(BEHIND_PRIORITY + 1)]
+        """By priority."""
         self._size_bytes = -1
         """The size that was last looked up; experts mostly have one."""
         self._size_copy_ns = self._size_issue_ns = 0
@@ -83,19 +107,18 @@ class SimulatedLink:
             if self._in_flight is None:
                 self._start(load, now_ns)
             else:
-                queue, issued = self._queues[load.priority], self._issued[load.priority]
-                queue.append(load)
-                issued.append(now_ns)
+                queue = self._queues[load.priority]
+                queue.loads.append(load)
+                queue.issued_ns.append(now_ns)
         return now_ns
 
     def cancel(self, key: Key) -> bool:
         """Withdraw a queued copy; False when it has begun."""
-        for priority in range(len(self._queues)):
-            queue, issued = self._queues[priority], self._issued[priority]
-            for place in range(len(queue)):
-                load = queue[place]
+        for queue in self._queues:
+            for place in range(queue.head, len(queue.loads)):
+                load = queue.loads[place]
                 if load.key == key:
-                    del queue[place], issued[place]
+                    del queue.loads[place], queue.issued_ns[place]
                     return True
         return False
 
@@ -129,7 +152,7 @@ class SimulatedLink:
         """Time that the copies in flight and in the queue take from `from_ns` on, undisturbed."""
         if self._in_flight is None:
             return 0
-        queued = sum(self._copy_ns[load.num_bytes] for queue in self._queues for load in queue)
+        queued = sum(self._copy_ns[load.num_bytes] for queue in self._queues for load in queue.loads[queue.head :])
         return max(0, self.ends_ns - from_ns) + queued
 
     def slow_down(self, from_ns: int, to_ns: int, ratio: float) -> None:
@@ -160,7 +183,7 @@ class SimulatedLink:
             the end of the last copy.
         """
         load, start_ns, end_ns = self._in_flight, self._started_ns, self.ends_ns
-        landed, now_ns, last = self.landed, until_ns, BEHIND_PRIORITY
+        landed, now_ns = self.landed, until_ns
         while left or end_ns <= until_ns:
             if load is None:
                 raise RuntimeError("a copy is awaited that was never submitted")
@@ -171,15 +194,12 @@ class SimulatedLink:
                 left -= 1
             if self._note_landings:
                 self.landings.append((now_ns, load))
-            priority = 0
-            while priority <= last and not self._queues[priority]:
-                priority += 1
-            if priority > last:
+            queue = self._urgent_queue()
+            if queue is None:
                 load, end_ns = None, NEVER_NS
                 continue
-            queue, issued = self._queues[priority], self._issued[priority]
-            load, issued_ns = queue[0], issued[0]
-            del queue[0], issued[0]
+            load, issued_ns = queue.loads[queue.head], queue.issued_ns[queue.head]
+            queue.drop_next()
             start_ns = max(now_ns, issued_ns)
             if load.num_bytes != self._size_bytes:
                 self._look_up(load.num_bytes)
@@ -190,6 +210,13 @@ class SimulatedLink:
                 self.copies.append(Copy(load, issued_ns, start_ns, end_ns))
         self._in_flight, self._started_ns, self.ends_ns = load, start_ns, end_ns
         return now_ns
+
+    def _urgent_queue(self) -> CopyQueue | None:
+        """The queue whose turn it is; None where nothing waits."""
+        for queue in self._queues:
+            if queue.head < len(queue.loads):
+                return queue
+        return None
 
     def _look_up(self, num_bytes: int) -> None:
         self._size_bytes = num_bytes

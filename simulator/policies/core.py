@@ -192,9 +192,7 @@ class OffloadCore:
         """A queued copy of `key` was withdrawn before it began."""
         if self.log is not None:
             self.log.append(("cancelled", key))
-        self.tally.cancelled(
-            key, self._residency.expert_bytes[key[0]], self._residency.under_way[key[0]][key[1]].reason
-        )
+        self.tally.cancelled(self._residency.coming_load(key))
         self._residency.leave(key)
 
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
@@ -264,7 +262,7 @@ class OffloadCore:
             self.log.append(("plan_prefetch", tuple(predicted)))
         target = self._layer + 1
         loads: list[Load] = []
-        if target < len(self._places) and target not in self._cpu_layers:
+        if target < len(self._places) and not (self._cpu_layers and target in self._cpu_layers):
             loads = self._plan_ahead(target, predicted)
         self._plan_behind(loads)
         if self.log is not None:

@@ -42,7 +42,7 @@ cdef class Residency:
     cpdef list without_place(self, Py_ssize_t layer, experts)
     @cython.locals(
         partition=Py_ssize_t, size="long long", room=Py_ssize_t, count=Py_ssize_t, victims=list, gone=Py_ssize_t,
-        row=list, places=bytearray, under_way=dict, loads=list, evicts=tuple, expert=Py_ssize_t,
+        row=list, places=bytearray, under_way=list, loads=list, evicts=tuple, expert=Py_ssize_t,
         policy=CachePolicy, load=Load,
     )
     cpdef tuple take(self, Py_ssize_t layer, experts, str reason, int priority, Leavers leavers)
@@ -50,9 +50,11 @@ cdef class Residency:
     cpdef land(self, keys)
     @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t, places=bytearray, policy=CachePolicy)
     cpdef leave(self, tuple key)
-    @cython.locals(load=Load, under_way=dict)
-    cdef _arrived(self, Py_ssize_t layer, Py_ssize_t expert)
-    @cython.locals(row=list, expert=Py_ssize_t)
+    @cython.locals(load=Load)
+    cpdef Load coming_load(self, tuple key)
+    @cython.locals(under_way=list, place=Py_ssize_t, load=Load, key=tuple)
+    cdef _withdraw(self, Py_ssize_t layer, Py_ssize_t expert)
+    @cython.locals(keys=list, load=Load, key=tuple)
     cpdef tuple not_asked(self, Py_ssize_t layer, awaited)
     cpdef bint has_room(self, Py_ssize_t layer)
     cpdef list held(self, Py_ssize_t layer)

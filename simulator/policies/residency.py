@@ -96,7 +96,8 @@ class Residency:
 
     Attributes:
         places: per layer what place each expert has, a byte each.
-        under_way: per layer, loads that are queued or in flight, by expert, in order of submission.
+        under_way: per layer, loads that are queued or in flight, in order of submission. They are few, so that a list
+            is faster than a dictionary.
         num_behind: how many of these are for later passes.
         free_bytes: per partition.
         key_of: per layer and expert its key, made once.
@@ -109,7 +110,7 @@ class Residency:
         self._cache = list(cache)
         layers = range(shape.num_moe_layers)
         self.places = [bytearray(shape.num_experts) for _ in layers]
-        self.under_way: list[dict[int, Load]] = [{} for _ in layers]
+        self.under_way: list[list[Load]] = [[] for _ in layers]
         self.num_behind = 0
         self.free_bytes = list(capacity.partition_bytes)
         self.key_of = [[(layer, expert) for expert in range(shape.num_experts)] for layer in layers]
@@ -162,7 +163,7 @@ class Residency:
                 evicts = (victims[len(loads) - room],)
             load = make_load(row[expert], size, reason, priority, evicts)
             places[expert] = COMING
-            under_way[expert] = load
+            under_way.append(load)
             loads.append(load)
         if priority == BEHIND_PRIORITY:
             self.num_behind += count
@@ -175,7 +176,7 @@ class Residency:
             layer, expert = key
             places = self.places[layer]
             places[expert] = LANDED
-            self._arrived(layer, expert)
+            self._withdraw(layer, expert)
 
     def leave(self, key: Key) -> None:
         """`key` gives its place up, whether its copy has landed or was withdrawn."""
@@ -183,27 +184,42 @@ class Residency:
         partition = self._partition_of_layer[layer]
         places = self.places[layer]
         if places[expert] == COMING:
-            self._arrived(layer, expert)
+            self._withdraw(layer, expert)
         places[expert] = ABSENT
         self.free_bytes[partition] += self.expert_bytes[layer]
         self._cache[partition].removed(key)
 
-    def _arrived(self, layer: int, expert: int) -> None:
+    def coming_load(self, key: Key) -> Load:
+        """The load of a key that is under way."""
+        for load in self.under_way[key[0]]:
+            if load.key == key:
+                return load
+        raise KeyError(f"no copy of {key} is under way")
+
+    def _withdraw(self, layer: int, expert: int) -> None:
         """A copy is no longer under way."""
         under_way = self.under_way[layer]
-        load = under_way[expert]
-        del under_way[expert]
-        if load.priority == BEHIND_PRIORITY:
-            self.num_behind -= 1
+        for place in range(len(under_way)):
+            load = under_way[place]
+            key = load.key
+            if key[1] == expert:
+                del under_way[place]
+                if load.priority == BEHIND_PRIORITY:
+                    self.num_behind -= 1
+                return
 
     def coming(self) -> Iterator[Key]:
         """Copies under way, layer by layer in order of submission."""
-        return ((layer, expert) for layer, experts in enumerate(self.under_way) for expert in experts)
+        return (load.key for loads in self.under_way for load in loads)
 
     def not_asked(self, layer: int, awaited: Collection[int]) -> tuple[Key, ...]:
         """Copies under way for a layer, without those that it awaits."""
-        row = self.key_of[layer]
-        return tuple([row[expert] for expert in self.under_way[layer] if expert not in awaited])
+        keys: list[Key] = []
+        for load in self.under_way[layer]:
+            key = load.key
+            if key[1] not in awaited:
+                keys.append(key)
+        return tuple(keys)
 
     def strays(self, layer: int) -> list[Key]:
         """Copies that nobody asked for and that fill the partition of a layer which can run nothing yet; they can leave
@@ -258,7 +274,7 @@ class Residency:
             key = self.key_of[layer][expert]
             load = make_load(key, size, reason, priority, victims)
             self.places[layer][expert] = COMING
-            self.under_way[layer][expert] = load
+            self.under_way[layer].append(load)
             self.num_behind += priority == BEHIND_PRIORITY
             self.free_bytes[partition] -= size
             self._cache[partition].admitted(key)

@@ -1,6 +1,6 @@
 cimport cython
 
-from simulator.policies.plans cimport Counters
+from simulator.policies.plans cimport Counters, Load
 
 
 cdef class Tally:
@@ -18,8 +18,8 @@ cdef class Tally:
     @cython.locals(counters=Counters, asked=Py_ssize_t, unused=bytearray, used=list, expert=Py_ssize_t)
     cpdef looked_up(self, Py_ssize_t layer, experts, list absent, Py_ssize_t late)
     cpdef ran_on_cpu(self, Py_ssize_t experts)
-    @cython.locals(counters=Counters, unused=bytearray, is_ahead=bint, counted_in=list, expert=Py_ssize_t)
+    @cython.locals(counters=Counters, unused=bytearray, count="long long", counted_in=list, expert=Py_ssize_t)
     cpdef loaded(self, Py_ssize_t layer, experts, long long expert_bytes, str reason, Py_ssize_t evicted)
-    @cython.locals(counters=Counters)
-    cpdef cancelled(self, tuple key, long long num_bytes, str reason)
+    @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t, counters=Counters)
+    cpdef cancelled(self, Load load)
     cpdef evicted(self, Py_ssize_t keys)

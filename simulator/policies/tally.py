@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.policies.eviction import Key
-from simulator.policies.plans import ADMISSION, Counters
+from simulator.policies.plans import ADMISSION, Counters, Load
 
 
 class Tally:
@@ -74,33 +73,33 @@ class Tally:
     def loaded(self, layer: int, experts: Sequence[int], expert_bytes: int, reason: str, evicted: int) -> None:
         """Loads of experts of one layer were planned, for which so many keys have to leave. What is there before the
         first pass is in no counter."""
-        counters = self._now
-        if reason == "preload":
-            return
-        counters.bytes_loaded += len(experts) * expert_bytes
-        counters.evictions += evicted
-        unused = self._unused[layer]
+        counters, count = self._now, len(experts)
+        unused, counted_in = self._unused[layer], self._counted_in[layer]
         if reason == "demand":
-            counters.demand_loads += len(experts)
+            counters.demand_loads += count
             for expert in experts:
                 unused[expert] = 0
+        elif reason == "preload":
             return
-        is_ahead = reason != ADMISSION
-        counted_in = self._counted_in[layer]
-        for expert in experts:
-            counted_in[expert] = counters
-            unused[expert] = is_ahead
-        if is_ahead:
-            counters.prefetch_loads += len(experts)
+        elif reason == ADMISSION:
+            counters.admission_loads += count
+            for expert in experts:
+                counted_in[expert] = counters
+                unused[expert] = 0
         else:
-            counters.admission_loads += len(experts)
+            counters.prefetch_loads += count
+            for expert in experts:
+                counted_in[expert] = counters
+                unused[expert] = 1
+        counters.bytes_loaded += count * expert_bytes
+        counters.evictions += evicted
 
-    def cancelled(self, key: Key, num_bytes: int, reason: str) -> None:
+    def cancelled(self, load: Load) -> None:
         """A load was withdrawn before it began."""
-        layer, expert = key
+        layer, expert = load.key
         counters = self._counted_in[layer][expert]
-        counters.bytes_loaded -= num_bytes
-        if reason == ADMISSION:
+        counters.bytes_loaded -= load.num_bytes
+        if load.reason == ADMISSION:
             counters.admission_loads -= 1
         else:
             counters.prefetch_loads -= 1
