@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.cost_model import ComputeCosts, CostModel
 from simulator.executed import Routing, executed_routing
-from simulator.policies.cache import Key
+from simulator.perfect_eviction import Misses, perfect_eviction
 from simulator.policies.capacity import Capacity, plan_capacity, preloaded_keys
 from simulator.policies.config import CpuConfig, OffloadConfig
+from simulator.policies.eviction import Key
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import Phase, Trace
 
-_NEVER = 1 << 62
 _REMEMBERED = 16
 """Answers of `_misses` that are kept: sweeps ask for the same trace and budget again and again."""
 
-Misses = npt.NDArray[np.uint16]
 _known_misses: dict[tuple[object, ...], Misses] = {}
 
 
@@ -45,17 +41,12 @@ def belady_hit_rates(trace: Trace, config: OffloadConfig, warmup_passes: int = 0
 
 def _hit_rates(trace: Trace, config: OffloadConfig, routing: Routing, warmup_passes: int) -> tuple[float, float]:
     """See `belady_hit_rates`."""
-    lookups = _lookups(routing)
+    lookups = routing.lengths
     decode = np.array(_counted_decode(trace, warmup_passes))
     counted = decode | np.array([item.phase == Phase.PREFILL for item in trace.passes])
     hits = (lookups - _misses(trace, config, routing, counted.tolist()))[counted]
     decode_hits = (lookups - _misses(trace, config, routing, decode.tolist()))[decode]
     return float(hits.sum() / max(1, lookups[counted].sum())), float(decode_hits.sum() / max(1, lookups[decode].sum()))
-
-
-def _lookups(routing: Routing) -> npt.NDArray[np.int64]:
-    """How many experts each layer of each pass runs [passes, L]."""
-    return np.array([[len(experts) for experts in layers] for layers in routing.experts], dtype=np.int64)
 
 
 def _counted_decode(trace: Trace, warmup_passes: int) -> list[bool]:
@@ -68,9 +59,7 @@ def _counted_decode(trace: Trace, warmup_passes: int) -> list[bool]:
 def _misses(trace: Trace, config: OffloadConfig, routing: Routing, counted: list[bool]) -> Misses:
     """Misses [passes, L] of a perfect eviction for which misses in passes that are not `counted` cost nothing.
 
-    The same decisions as an `OffloadCore` with the `Belady` policy takes, in a tighter loop. A use in a pass
-    that is not counted is as good as none: of the times an expert could be kept, only those that end in a counted pass
-    are worth something, and the greedy choice of the earliest end keeps the most of them.
+    See `perfect_eviction`; answers are remembered.
     """
     cpu_layers = config.cpu.whole_layers(trace.shape.num_moe_layers)
     capacity = plan_capacity(config.cache, trace.shape, cpu_layers)
@@ -80,8 +69,7 @@ def _misses(trace: Trace, config: OffloadConfig, routing: Routing, counted: list
     if key not in _known_misses:
         while len(_known_misses) >= _REMEMBERED:
             _known_misses.pop(next(iter(_known_misses)), None)
-        next_uses = _next_uses(routing, trace.shape, counted, start)
-        _known_misses[key] = _perfect_eviction(routing.experts, next_uses, capacity, trace.shape, cpu_layers, start)
+        _known_misses[key] = perfect_eviction(routing, trace.shape, capacity, cpu_layers, start, counted)
     return _known_misses[key]
 
 
@@ -95,109 +83,6 @@ def _start(config: OffloadConfig, capacity: Capacity, shape: ModelShape, cpu_lay
             free[partition] -= shape.expert_bytes[key[0]]
             start.append(key)
     return tuple(start)
-
-
-def _next_uses(routing: Routing, shape: ModelShape, counts: Sequence[bool], start: Sequence[Key]) -> list[int]:
-    """For each key of the start and then each look-up, the place of the next look-up of the same key if that is in a
-    pass that counts."""
-    lengths = _lookups(routing).ravel()
-    places = np.repeat(np.arange(len(lengths)), lengths)
-    flat = chain.from_iterable(chain.from_iterable(routing.experts))
-    experts = np.fromiter(flat, dtype=np.int64, count=len(places))
-    first = [layer * shape.num_experts + expert for layer, expert in start]
-    passes = np.concatenate([np.zeros(len(first), dtype=np.int64), places // shape.num_moe_layers])
-    ids = np.concatenate([np.array(first, dtype=np.int64), places % shape.num_moe_layers * shape.num_experts + experts])
-    order = np.argsort(ids, kind="stable")
-    following = np.full(len(ids), _NEVER, dtype=np.int64)
-    same = (ids[order[1:]] == ids[order[:-1]]) & np.asarray(counts)[passes[order[1:]]]
-    following[order[:-1][same]] = order[1:][same]
-    result: list[int] = following.tolist()
-    return result
-
-
-def _perfect_eviction(
-    routing: Sequence[Sequence[Sequence[int]]],
-    next_uses: Sequence[int],
-    capacity: Capacity,
-    shape: ModelShape,
-    cpu_layers: frozenset[int],
-    start: Sequence[Key],
-) -> Misses:
-    """Misses [passes, L] when the expert whose next use is farthest leaves first; of `cpu_layers` all look-ups."""
-    partitions = [_Partition(size) for size in capacity.partition_bytes]
-    misses = np.zeros((len(routing), shape.num_moe_layers), dtype=np.uint16)
-    for key, next_use in zip(start, next_uses, strict=False):
-        partitions[capacity.partition_of_layer[key[0]]].preload(key, next_use, shape.expert_bytes[key[0]])
-    place = len(start)
-    for number, layers in enumerate(routing):
-        for layer, experts in enumerate(layers):
-            if not experts:
-                continue
-            partition = partitions[capacity.partition_of_layer[layer]]
-            keys = [(layer, expert) for expert in experts]
-            stop = place + len(keys)
-            if layer in cpu_layers:
-                misses[number, layer] = len(keys)
-                place = stop
-                continue
-            hits = partition.ask(keys, next_uses[place:stop], shape.expert_bytes[layer], shape.expert_bytes)
-            misses[number, layer] = len(keys) - hits
-            place = stop
-    return misses
-
-
-class _Partition:
-    """Device memory under perfect eviction: a heap of (minus next use, age, key), stale entries left in. The entry of
-    a resident key is the one of the age noted for it."""
-
-    def __init__(self, free_bytes: int) -> None:
-        self._free_bytes = free_bytes
-        self._resident: dict[Key, int] = {}
-        self._heap: list[tuple[int, int, Key]] = []
-        self._age = 0
-
-    def preload(self, key: Key, next_use: int, size: int) -> None:
-        """Have `key` there from the start."""
-        self._age += 1
-        self._resident[key] = self._age
-        self._free_bytes -= size
-        heapq.heappush(self._heap, (-next_use, self._age, key))
-
-    def ask(self, keys: list[Key], next_uses: Sequence[int], size: int, sizes: Sequence[int]) -> int:
-        """Look `keys` of one layer up, in waves where they do not fit at once. Gives how many were there."""
-        resident = self._resident
-        missing = [key for key in keys if key not in resident]
-        hits = len(keys) - len(missing)
-        waiting = dict(zip(keys, next_uses, strict=True))
-        while waiting:
-            while missing and self._make_room(size, sizes, waiting):
-                resident[missing.pop(0)] = 0
-            done = list(waiting) if not missing else [key for key in waiting if key in resident]
-            for key in done:
-                self._age += 1
-                resident[key] = self._age
-                heapq.heappush(self._heap, (-waiting.pop(key), self._age, key))
-        return hits
-
-    def _make_room(self, size: int, sizes: Sequence[int], pinned: dict[Key, int]) -> bool:
-        """Take `size` bytes, evicting from the top of the heap; False, with nothing evicted, when it cannot."""
-        free = self._free_bytes
-        victims: list[tuple[int, int, Key]] = []
-        heap, resident = self._heap, self._resident
-        while free < size:
-            if not heap:
-                for entry in victims:
-                    heapq.heappush(heap, entry)
-                return False
-            entry = heapq.heappop(heap)
-            key = entry[2]
-            if resident.get(key) == entry[1] and key not in pinned:
-                victims.append(entry)
-                free += sizes[key[0]]
-        for _, _, key in victims:
-            del resident[key]
-        self._free_bytes = free - size
-        return True
 
 
 class _Layer(NamedTuple):
@@ -254,7 +139,7 @@ def _perfect_times(
     trace: Trace, costs: CostModel, config: OffloadConfig, routing: Routing, counted: list[bool]
 ) -> tuple[int, int, int, int]:
     """Nanoseconds of all counted decode passes: compute, copies, prefetch without limit, prefetch one layer ahead."""
-    misses = _misses(trace, config, routing, counted).tolist()
+    misses = _misses(trace, config, routing, counted)
     copy_ns = [costs.copy_ns(size) for size in trace.shape.expert_bytes]
     decide_ns = costs.compute.decide_ns(0)
     experts_time = lru_cache(maxsize=None)(partial(_experts_time, costs.compute, config.cpu, trace.shape))
@@ -268,12 +153,13 @@ def _perfect_times(
         tokens, context = item.stop - item.start, int(trace.position[item.start])
         layers = []
         dense = costs.compute.dense_of_layers_ns(tokens, context)
-        for layer, experts in enumerate(routing.experts[place]):
-            if not experts:
+        missed = misses[place].tolist()
+        for layer, active in enumerate(routing.lengths[place].tolist()):
+            if not active:
                 layers.append(_Layer(dense[layer], 0, 0, 0))
                 continue
-            experts_ns, is_loaded = experts_time(layer, tokens, len(experts))
-            copies_ns = misses[place][layer] * copy_ns[layer] if is_loaded else 0
+            experts_ns, is_loaded = experts_time(layer, tokens, active)
+            copies_ns = missed[layer] * copy_ns[layer] if is_loaded else 0
             layers.append(_Layer(dense[layer], decide_ns, experts_ns, copies_ns))
         overhead_ns = costs.compute.overhead_ns(tokens) + costs.drafting_ns(trace.info.draft, tokens - 1)
         compute_ns += overhead_ns

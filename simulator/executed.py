@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from simulator.pass_reader import PassReader
-from simulator.policies.cache import Key
 from simulator.policies.config import OffloadConfig
+from simulator.policies.eviction import Key
 from simulator.policies.prefetch import make_prefetch_policy
 from simulator.predictions import predictions_of
 from trace_capture.trace import Trace
 
 
 class Routing(NamedTuple):
-    """Experts that every layer of every pass runs [passes][L], and a name that tells equal ones of a trace."""
+    """Experts that every layer of every pass runs, one look-up after the other."""
 
-    experts: list[list[list[int]]]
+    experts: npt.NDArray[np.uint16]
+    """Of each look-up."""
+    lengths: npt.NDArray[np.int64]
+    """Look-ups of each layer of each pass [passes, L]."""
     digest: tuple[object, ...]
+    """Tells equal routing of one trace."""
+
+    def layers(self) -> npt.NDArray[np.int64]:
+        """MoE layer of each look-up."""
+        passes, layers = self.lengths.shape
+        return np.repeat(np.tile(np.arange(layers), passes), self.lengths.ravel())
+
+    def ids(self, num_experts: int) -> npt.NDArray[np.int64]:
+        """One number for each look-up: layer times E plus expert."""
+        return self.layers() * num_experts + self.experts
 
     def lookups(self) -> Iterator[Key]:
         """All look-ups in order."""
-        return (
-            (layer, expert) for layers in self.experts for layer, experts in enumerate(layers) for expert in experts
-        )
+        return zip(self.layers().tolist(), self.experts.tolist(), strict=True)
 
 
 def executed_experts(routed: list[list[int]], predicted: Sequence[list[int]], modes: Sequence[str]) -> list[list[int]]:
@@ -43,7 +59,16 @@ def executed_routing(trace: Trace, config: OffloadConfig) -> Routing:
     policy = make_prefetch_policy(config.prefetch.source, config.prefetch.setting)
     routed = PassReader(trace)
     if policy.prediction is None or "commit" not in modes:
-        return Routing(list(map(routed, trace.passes)), ())
+        return _flattened(map(routed.read, trace.passes), trace.shape.num_moe_layers, ())
     predict = predictions_of(trace, policy)
-    experts = [executed_experts(routed(item), predict(item), modes) for item in trace.passes]
-    return Routing(experts, (policy.prediction, config.prefetch.setting, *modes))
+    executed = (executed_experts(routed.read(item), predict(item), modes) for item in trace.passes)
+    digest = policy.prediction, config.prefetch.setting, *modes
+    return _flattened(executed, trace.shape.num_moe_layers, digest)
+
+
+def _flattened(passes: Iterable[list[list[int]]], layers: int, digest: tuple[object, ...]) -> Routing:
+    experts, lengths = array("H"), array("q")
+    for one_pass in passes:
+        experts.extend(chain.from_iterable(one_pass))
+        lengths.extend(map(len, one_pass))
+    return Routing(np.array(experts, dtype=np.uint16), np.array(lengths, dtype=np.int64).reshape(-1, layers), digest)

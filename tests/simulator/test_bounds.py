@@ -112,8 +112,8 @@ def _most_decode_hits(passes: tuple[tuple[Phase, int], ...], slots: int) -> int:
 
 def test_equal_questions_are_answered_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    slow = simulator.bounds._perfect_eviction
-    monkeypatch.setattr(simulator.bounds, "_perfect_eviction", lambda *args: asked.append(1) or slow(*args))
+    slow = simulator.bounds.perfect_eviction
+    monkeypatch.setattr(simulator.bounds, "perfect_eviction", lambda *args: asked.append(1) or slow(*args))
     monkeypatch.setattr(simulator.bounds, "_known_misses", {})
     trace = mixed_trace(make_shape(), seed=3)
     rates = [belady_hit_rates(trace, make_config(policy, budget_bytes=20_000)) for policy in ("lru", "lfu", "lru")]
