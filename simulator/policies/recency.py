@@ -6,27 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
-
-
-class Seat:
-    """An expert in a queue of uses; of numbers alone, so that the garbage collector never looks at it.
-
-    Attributes:
-        layer, expert: its key.
-        place: of its latest use in the queue; -1: it is not on the device.
-    """
-
-    __slots__ = ("expert", "layer", "place")
-    layer: int
-    expert: int
-    place: int
-
-
-def make_seat(layer: int, expert: int) -> Seat:
-    """Of an expert that is not on the device."""
-    seat = Seat.__new__(Seat)
-    seat.layer, seat.expert, seat.place = layer, expert, -1
-    return seat
+from simulator.policies.seats import Seat, SeatTable
 
 
 class Lru(CachePolicy):
@@ -40,10 +20,7 @@ class Lru(CachePolicy):
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
-        self._seats: list[list[Seat]] = []
-        """Per layer and expert, as far as they were asked for."""
-        self._rows: list[Sequence[Key]] = []
-        """Keys, likewise."""
+        self._table = SeatTable()
         self._queue: list[Seat] = []
         self._head = 0
         """Before it no entry counts."""
@@ -52,18 +29,18 @@ class Lru(CachePolicy):
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        seat = self._seat_of(key)
+        seat = self._table.find(key)
         self._held += seat.place < 0
         self._enqueue(seat)
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
         self._tidy()
-        self._enqueue(self._seat_of(key))
+        self._enqueue(self._table.find(key))
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
-        seat = self._seat_of(key)
+        seat = self._table.find(key)
         if seat.place >= 0:
             seat.place = -1
             self._held -= 1
@@ -75,7 +52,7 @@ class Lru(CachePolicy):
 
     def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
-        seats, queue = self._seats_of(row), self._queue
+        seats, queue = self._table.of_row(row), self._queue
         for expert in experts:
             seat = seats[expert]
             self._held += seat.place < 0
@@ -85,7 +62,7 @@ class Lru(CachePolicy):
     def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
         self._tidy()
-        seats, queue = self._seats_of(row), self._queue
+        seats, queue = self._table.of_row(row), self._queue
         for expert in experts:
             seat = seats[expert]
             seat.place = len(queue)
@@ -94,9 +71,8 @@ class Lru(CachePolicy):
     def evict(self, count: int, leavers: Leavers) -> list[Key]:
         """See `CachePolicy`; one walk from the oldest on."""
         victims = self._oldest(count, leavers)
-        for layer, expert in victims:
-            seats = self._seats[layer]
-            seat = seats[expert]
+        for key in victims:
+            seat = self._table.find(key)
             seat.place = -1
         self._held -= len(victims)
         return victims
@@ -110,8 +86,7 @@ class Lru(CachePolicy):
             if seat.place == place:
                 if first < 0:
                     first = place
-                row = self._rows[seat.layer]
-                key = row[seat.expert]
+                key = self._table.key_of(seat)
                 if leavers.allow(key):
                     found.append(key)
             place += 1
@@ -134,25 +109,6 @@ class Lru(CachePolicy):
     def _enqueue(self, seat: Seat) -> None:
         seat.place = len(self._queue)
         self._queue.append(seat)
-
-    def _seats_of(self, row: Sequence[Key]) -> list[Seat]:
-        """The seats of a layer whose keys are `row`, or of more than that."""
-        layer = row[0][0]
-        while len(self._seats) <= layer:
-            self._seats.append([])
-            self._rows.append(())
-        seats = self._seats[layer]
-        if len(seats) < len(row):
-            self._rows[layer] = row
-            for expert in range(len(seats), len(row)):
-                seats.append(make_seat(layer, expert))
-        return seats
-
-    def _seat_of(self, key: Key) -> Seat:
-        layer, expert = key
-        if layer >= len(self._seats) or expert >= len(self._seats[layer]):
-            self._seats_of([(layer, other) for other in range(expert + 1)])
-        return self._seats[layer][expert]
 
 
 class NoCache(Lru):
@@ -180,11 +136,32 @@ class Random(CachePolicy):
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
 
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
         self._keys.pop(key, None)
 
     def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
-        free = [key for key in self._keys if leavers.allow(key)]
+        free = self._free(leavers)
         return self._random.choice(free) if free else None
+
+    def evict(self, count: int, leavers: Leavers) -> list[Key]:
+        """See `CachePolicy`; those that may leave are looked for once."""
+        free = self._free(leavers)
+        victims: list[Key] = []
+        while free and len(victims) < count:
+            victim = free.pop(self._random.choice(range(len(free))))
+            del self._keys[victim]
+            victims.append(victim)
+        return victims
+
+    def _free(self, leavers: Leavers) -> list[Key]:
+        """Keys that may leave, in order of admission."""
+        free: list[Key] = []
+        for key in self._keys:
+            if leavers.allow(key):
+                free.append(key)
+        return free

@@ -27,6 +27,13 @@ cdef class Unforeseen(Leavers):
     cpdef bint allow(self, tuple key)
 
 
+cdef class Except(Leavers):
+    cdef object _keys
+    cdef Leavers _others
+
+    cpdef bint allow(self, tuple key)
+
+
 cdef class Residency:
     cdef public list expert_bytes
     cdef list _partition_of_layer
@@ -58,3 +65,10 @@ cdef class Residency:
     cpdef tuple not_asked(self, Py_ssize_t layer, awaited)
     cpdef bint has_room(self, Py_ssize_t layer)
     cpdef list held(self, Py_ssize_t layer)
+    @cython.locals(
+        partition=Py_ssize_t, policy=CachePolicy, size="long long", row=list, places=bytearray, under_way=list,
+        loads=list, evicted=Py_ssize_t, expert=Py_ssize_t, victims=tuple, load=Load,
+    )
+    cdef tuple _take_in_turn(self, Py_ssize_t layer, experts, str reason, int priority, Leavers leavers)
+    @cython.locals(partition=Py_ssize_t, policy=CachePolicy, size="long long", freed="long long", victims=list, victim=tuple)
+    cdef tuple _victims(self, Py_ssize_t layer, Leavers leavers)

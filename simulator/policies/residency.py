@@ -262,7 +262,9 @@ class Residency:
     ) -> tuple[list[Load], int]:
         """As `take`, each expert admitted before room is made for the next."""
         partition = self._partition_of_layer[layer]
+        policy = self._cache[partition]
         size = self.expert_bytes[layer]
+        row, places, under_way = self.key_of[layer], self.places[layer], self.under_way[layer]
         loads: list[Load] = []
         evicted = 0
         for expert in experts:
@@ -271,13 +273,12 @@ class Residency:
                 break
             for victim in victims:
                 self.leave(victim)
-            key = self.key_of[layer][expert]
-            load = make_load(key, size, reason, priority, victims)
-            self.places[layer][expert] = COMING
-            self.under_way[layer].append(load)
+            load = make_load(row[expert], size, reason, priority, victims)
+            places[expert] = COMING
+            under_way.append(load)
             self.num_behind += priority == BEHIND_PRIORITY
             self.free_bytes[partition] -= size
-            self._cache[partition].admitted(key)
+            policy.admitted(row[expert])
             loads.append(load)
             evicted += len(victims)
         return loads, evicted
@@ -286,10 +287,11 @@ class Residency:
         """Who leaves so that an expert of `layer` fits; None when not enough of them may."""
         partition = self._partition_of_layer[layer]
         size = self.expert_bytes[layer]
+        policy = self._cache[partition]
         freed = self.free_bytes[partition]
         victims: list[Key] = []
         while freed < size:
-            victim = self._cache[partition].choose_victim(Except(victims, leavers))
+            victim = policy.choose_victim(Except(victims, leavers) if victims else leavers)
             if victim is None:
                 return None
             victims.append(victim)
