@@ -79,10 +79,12 @@ def describe_partitions(
     hot = hot_keys(cache.hot_experts, shape)
     if utility is None and CACHE_POLICIES[cache.policy].needs_utility:
         utility = config.utility.make(shape, room_of_layers(capacity, shape))
+    layers_of: list[list[int]] = [[] for _ in capacity.partition_bytes]
+    for layer, owner in enumerate(capacity.partition_of_layer):
+        if layer not in cpu_layers:
+            layers_of[owner].append(layer)
     partitions = []
-    for number, capacity_bytes in enumerate(capacity.partition_bytes):
-        layers = [layer for layer, owner in enumerate(capacity.partition_of_layer) if owner == number]
-        layers = [layer for layer in layers if layer not in cpu_layers]
+    for capacity_bytes, layers in zip(capacity.partition_bytes, layers_of, strict=True):
         needed_bytes = shape.num_experts * sum(shape.expert_bytes[layer] for layer in layers)
         partitions.append(
             Partition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from simulator.policies.capacity import Capacity
@@ -14,6 +15,12 @@ ABSENT, COMING, LANDED = 0, 1, 2
 """What an expert's place is: none (which is false), its copy is queued or in flight, or its copy has finished."""
 _FEW = 16
 Item = TypeVar("Item", int, Key)
+
+
+@lru_cache(maxsize=4)
+def _keys(layers: int, experts: int) -> list[list[Key]]:
+    """The keys of a model, which all replays of it share."""
+    return [[(layer, expert) for expert in range(experts)] for layer in range(layers)]
 
 
 def for_look_ups(items: Sequence[Item]) -> Collection[Item]:
@@ -113,12 +120,12 @@ class Residency:
         self.under_way: list[list[Load]] = [[] for _ in layers]
         self.num_behind = 0
         self.free_bytes = list(capacity.partition_bytes)
-        self.key_of = [[(layer, expert) for expert in range(shape.num_experts)] for layer in layers]
-        self._evicts_ahead = [policy.evicts_ahead for policy in cache]
+        self.key_of = _keys(shape.num_moe_layers, shape.num_experts)
+        sizes: list[set[int]] = [set() for _ in cache]
+        for partition, size in zip(self._partition_of_layer, self.expert_bytes, strict=True):
+            sizes[partition].add(size)
+        self._evicts_ahead = [policy.evicts_ahead and len(held) == 1 for policy, held in zip(cache, sizes, strict=True)]
         """Per partition, whether all who have to leave for several experts may be chosen at once."""
-        for partition in range(len(cache)):
-            sizes = {shape.expert_bytes[layer] for layer in layers if self._partition_of_layer[layer] == partition}
-            self._evicts_ahead[partition] &= len(sizes) == 1
 
     def without_place(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Experts of a layer that have no place, in order. A loop, since this is asked in every layer and pass, and a
