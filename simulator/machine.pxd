@@ -7,6 +7,14 @@ from simulator.policies.core cimport OffloadCore
 from simulator.policies.plans cimport Load, Wave
 
 
+cdef class Spent:
+    cdef long long predict_ns
+    cdef long long decide_ns
+    cdef long long issue_ns
+    cdef long long stall_ns
+    cdef long long experts_ns
+
+
 cdef class Machine:
     cdef object _trace
     cdef readonly OffloadCore _core
@@ -28,11 +36,7 @@ cdef class Machine:
     cdef object _experts
     cdef Py_ssize_t _num_tokens
     cdef list _tokens
-    cdef long long _spent_predict_ns
-    cdef long long _spent_decide_ns
-    cdef long long _spent_issue_ns
-    cdef long long _spent_stall_ns
-    cdef long long _spent_experts_ns
+    cdef Spent _spent
     cdef long long _now
     cdef long long _began_ns
     cdef long long _cpu_began_ns
@@ -41,6 +45,8 @@ cdef class Machine:
     cdef public list preloaded
     cdef object _ended
 
+    @cython.locals(spent=Spent, terms_ns=dict)
+    cpdef _end_pass(self, times, dense_ns)
     @cython.locals(dense_ns=list, predicted=list, executed=list, began_ns="long long", experts=list, layer=Py_ssize_t)
     cpdef _pass(self, item)
     @cython.locals(core=OffloadCore, link=SimulatedLink, is_first=bint, wave=Wave, dropped=tuple)

@@ -39,6 +39,19 @@ from trace_capture.trace import Pass, Phase, Trace
 Process = Generator[simpy.Event, Any, None]
 
 
+class Spent:
+    """Terms of a pass that grow in every layer."""
+
+    __slots__ = ("decide_ns", "experts_ns", "issue_ns", "predict_ns", "stall_ns")
+
+    def __init__(self) -> None:
+        self.predict_ns = 0
+        self.decide_ns = 0
+        self.issue_ns = 0
+        self.stall_ns = 0
+        self.experts_ns = 0
+
+
 class Machine:
     """Replays a trace on a modelled link and device.
 
@@ -87,9 +100,7 @@ class Machine:
         self._experts: Sequence[int] = ()
         self._num_tokens = 0
         self._tokens: list[list[int]] = []
-        self._spent_predict_ns = self._spent_decide_ns = self._spent_issue_ns = 0
-        """Terms of the current pass that change in every layer."""
-        self._spent_stall_ns = self._spent_experts_ns = 0
+        self._spent = Spent()
         self._now = 0
         self._began_ns = 0
         self._cpu_began_ns = self._cpu_end_ns = 0
@@ -176,15 +187,15 @@ class Machine:
         return times
 
     def _end_pass(self, times: PassTimes, dense_ns: int) -> None:
-        """Hand the terms over that were added up in numbers of their own."""
-        spent_ns = self._spent_predict_ns, self._spent_decide_ns, self._spent_issue_ns
-        for term, value in zip(("predict", "decide", "issue"), spent_ns, strict=True):
-            times.terms_ns[term] += value
-        times.terms_ns["dense"] += dense_ns
-        times.terms_ns["stall"] += self._spent_stall_ns
-        times.terms_ns["experts"] += self._spent_experts_ns
-        self._spent_predict_ns = self._spent_decide_ns = self._spent_issue_ns = 0
-        self._spent_stall_ns = self._spent_experts_ns = 0
+        """Hand over what was added up layer by layer."""
+        spent, terms_ns = self._spent, times.terms_ns
+        self._spent = Spent()
+        terms_ns["dense"] = dense_ns
+        terms_ns["predict"] = spent.predict_ns
+        terms_ns["decide"] = spent.decide_ns
+        terms_ns["issue"] = spent.issue_ns
+        terms_ns["stall"] = spent.stall_ns
+        terms_ns["experts"] = spent.experts_ns
 
     def _plan_loads(self, item: Pass) -> None:
         """When drafting begins: plan what is loaded meanwhile."""
@@ -192,7 +203,7 @@ class Machine:
         self._began_ns = self._now
         loads = self._core.drafting_begins(self._window.expected_ns)
         plan_ns = self._costs.plan_ns + self._costs.submit_ns(len(loads))
-        self._spent_decide_ns += plan_ns
+        self._spent.decide_ns += plan_ns
         self._now += plan_ns
         self._issue(loads, item, -1)
         self._end_host_work(item, -1)
@@ -243,7 +254,7 @@ class Machine:
         self._now += self._costs.experts_ns(layer, self._num_tokens, count, len(self._experts))
         if self._cpu_end_ns:
             self._now += self._costs.sharing.device_ns
-        self._spent_experts_ns += self._now - start_ns
+        self._spent.experts_ns += self._now - start_ns
         if self._record_spans:
             self._span("device", "experts", start_ns, self._now, item, layer)
 
@@ -263,7 +274,7 @@ class Machine:
             decide_ns += self._utility_ns
         if wave.cpu_experts:
             decide_ns += self._costs.sharing.start_ns
-        self._spent_decide_ns += decide_ns
+        self._spent.decide_ns += decide_ns
         self._now += decide_ns
         if wave.cpu_experts:
             self._start_cpu(item, layer, wave)
@@ -279,12 +290,12 @@ class Machine:
         beside all copies that are queued."""
         if ahead is not None:
             predict_ns = self._predict_ns[layer]
-            self._spent_predict_ns += predict_ns
+            self._spent.predict_ns += predict_ns
             self._now += predict_ns
         loads = self._core.plan_prefetch(ahead or ())
         if loads:
             plan_ns = self._costs.submit_ns(len(loads))
-            self._spent_decide_ns += plan_ns
+            self._spent.decide_ns += plan_ns
             self._now += plan_ns
             self._issue(loads, item, layer)
         if self._cpu_end_ns:
@@ -332,7 +343,7 @@ class Machine:
             self._record_evictions(evicted, self._began_ns, item)
         now_ns = self._now
         self._now = self._link.submit(loads, now_ns)
-        self._spent_issue_ns += self._now - now_ns
+        self._spent.issue_ns += self._now - now_ns
         if self._serial:
             self._end_host_work(item, layer)
             self._wait(item, layer, [load.key for load in loads])
@@ -350,7 +361,7 @@ class Machine:
         if landed_ns > stalled_ns:
             wakeup_ns = self._costs.wakeup_ns(landed_ns - stalled_ns)
             self._now = landed_ns + wakeup_ns
-            self._spent_stall_ns += self._now - stalled_ns
+            self._spent.stall_ns += self._now - stalled_ns
             if self._explain:
                 self._explain_stall(layer, keys, stalled_ns, landed_ns, wakeup_ns)
             if self._record_spans:
