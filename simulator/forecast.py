@@ -73,7 +73,7 @@ def collect_forecasts(trace: Trace, make_signal: Callable[[], UtilitySignal]) ->
         if item.sequence != sequence:
             sequence, signal = item.sequence, make_signal()
         else:
-            states.append(signal.states.copy())
+            states.append(signal.states.astype(np.int64))
             frequencies.append(np.stack([activation_frequency(ids[:, layer], num_experts) for layer in range(layers)]))
         seen = ids if signal.sees_drafts else ids[trace.accepted[item.start : item.stop]]
         for layer in range(layers):

@@ -36,6 +36,21 @@ class Boundaries(NamedTuple):
     down: int
 
 
+class Fluctuations:
+    """What the fluctuations of a layer in one pass came to: frequency minus the state before.
+
+    Attributes:
+        risen, fallen: sums of the positive ones, and of the negative ones without their sign.
+        num_risen, num_fallen: how many of either.
+        num_hot: states above 0 afterwards.
+    """
+
+    __slots__ = ("fallen", "num_fallen", "num_hot", "num_risen", "risen")
+
+    def __init__(self) -> None:
+        self.risen = self.num_risen = self.fallen = self.num_fallen = self.num_hot = 0
+
+
 def activation_frequency(ids: Ids, num_experts: int) -> States:
     """By how many tokens of a pass each expert is used, 0..T, int64 [E]; rows that were not routed count nothing."""
     return np.bincount(ids.ravel(), minlength=num_experts)[:num_experts]
@@ -62,14 +77,14 @@ class BoundaryRule:
         self.boundaries = [start or start_boundaries(gamma)] * num_layers
         """Of each layer [L]."""
 
-    def calibrate(self, layer: int, fluctuation: States, states: States) -> None:
-        """Set `boundaries[layer]` for the next pass.
+    def calibrate(self, layer: int, seen: Fluctuations) -> None:
+        """Set the boundaries of a layer for its next pass, after what was `seen` in this one."""
 
-        Args:
-            layer: MoE layer index.
-            fluctuation: frequency minus the state before the transition [E].
-            states: after the transition [E].
-        """
+    def _set(self, layer: int, up: int, down: int) -> None:
+        """New boundaries, which most often are the old ones."""
+        old_up, old_down = self.boundaries[layer]
+        if up != old_up or down != old_down:
+            self.boundaries[layer] = Boundaries(up, down)
 
     def _clamped(self, value: float) -> int:
         return min(self.most, max(1, round(value)))
@@ -86,19 +101,19 @@ class FluctuationRule(BoundaryRule):
 
     def __init__(self, num_layers: int, gamma: int, capacity: Sequence[int], start: Boundaries | None = None) -> None:
         super().__init__(num_layers, gamma, capacity, start)
-        self._usual = [[float(one.up), float(one.down)] for one in self.boundaries]
+        self._usual_rise = [float(one.up) for one in self.boundaries]
+        self._usual_fall = [float(one.down) for one in self.boundaries]
 
-    def calibrate(self, layer: int, fluctuation: States, states: States) -> None:
+    def calibrate(self, layer: int, seen: Fluctuations) -> None:
         """See `BoundaryRule`."""
-        usual = self._usual[layer]
-        total = int(fluctuation.sum())
-        rises = np.maximum(fluctuation, 0)
-        risen = int(rises.sum())
-        counts = int(np.count_nonzero(rises)), int(np.count_nonzero(fluctuation)) - int(np.count_nonzero(rises))
-        for way, amount in enumerate((risen, risen - total)):
-            if counts[way]:
-                usual[way] += self.rate * (amount / counts[way] - usual[way])
-        self.boundaries[layer] = Boundaries(self._clamped(usual[0]), self._clamped(usual[1]))
+        rise, fall, rate = self._usual_rise[layer], self._usual_fall[layer], self.rate
+        if seen.num_risen:
+            rise += rate * (seen.risen / seen.num_risen - rise)
+            self._usual_rise[layer] = rise
+        if seen.num_fallen:
+            fall += rate * (seen.fallen / seen.num_fallen - fall)
+            self._usual_fall[layer] = fall
+        self._set(layer, self._clamped(rise), self._clamped(fall))
 
 
 class CapacityRule(BoundaryRule):
@@ -109,18 +124,21 @@ class CapacityRule(BoundaryRule):
 
     tolerance = 1 / 8
 
-    def calibrate(self, layer: int, fluctuation: States, states: States) -> None:
+    def calibrate(self, layer: int, seen: Fluctuations) -> None:
         """See `BoundaryRule`."""
         up, down = self.boundaries[layer]
         room = self._capacity[layer]
-        surplus = int(np.count_nonzero(states)) - room
+        surplus = seen.num_hot - room
         if abs(surplus) > self.tolerance * room:
-            up = self._clamped(up + 1 if surplus > 0 else up - 1)
-        self.boundaries[layer] = Boundaries(up, down)
+            self._set(layer, self._clamped(up + 1 if surplus > 0 else up - 1), down)
 
 
 class UtilitySignal:
-    """Keeps a utility from 0 to `top` per (layer, expert); it stands for the *next* pass of the same layer."""
+    """Keeps a utility from 0 to `top` per (layer, expert); it stands for the *next* pass of the same layer.
+
+    Attributes:
+        cells: utilities, a byte each, layer by layer [L * E].
+    """
 
     sees_drafts = True
     """False: it looks at one token of a pass alone, the latest that is known to be kept."""
@@ -128,21 +146,31 @@ class UtilitySignal:
     def __init__(self, num_layers: int, num_experts: int, top: int = TOP_STATE) -> None:
         self.top = top
         self.num_experts = num_experts
-        self.states = np.zeros((num_layers, num_experts), dtype=np.int64)
-        """Utilities [L, E]."""
+        self.cells = bytearray(num_layers * num_experts)
+        self._warm: list[list[int]] = [[] for _ in range(num_layers)]
+        """Per layer its experts above 0, in any order: they are few, and where nothing is used others cannot move."""
+
+    @property
+    def states(self) -> npt.NDArray[np.int8]:
+        """Utilities, a view of `cells` [L, E]."""
+        return np.frombuffer(self.cells, dtype=np.int8).reshape(-1, self.num_experts)
+
+    def state(self, layer: int, expert: int) -> int:
+        """The utility of one expert."""
+        return self.cells[layer * self.num_experts + expert]
 
     def observe(self, layer: int, ids: Ids) -> None:
         """`layer` was routed to `ids` [T, K] in a decode or verify pass; its utilities move."""
-        self.count(layer, activation_frequency(ids if self.sees_drafts else ids[-1:], self.num_experts))
+        frequency = activation_frequency(ids if self.sees_drafts else ids[-1:], self.num_experts)
+        experts = np.flatnonzero(frequency)
+        self.count(layer, experts.tolist(), frequency[experts].tolist())
 
     def route(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """As `observe`, from the distinct experts in order of first appearance and the tokens that use each."""
-        frequency = np.zeros(self.num_experts, dtype=np.int64)
-        frequency[list(experts)] = tokens
-        self.count(layer, frequency)
+        self.count(layer, experts, tokens)
 
-    def count(self, layer: int, frequency: States) -> None:
-        """As `observe`, from the tokens that use each expert [E]; of one token where the signal sees no drafts."""
+    def count(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `route`, in any order; of one token where the signal sees no drafts."""
         raise NotImplementedError
 
 
@@ -161,17 +189,71 @@ class SpeculativeUtility(UtilitySignal):
     def __init__(self, num_layers: int, num_experts: int, rule: BoundaryRule, top: int = TOP_STATE) -> None:
         super().__init__(num_layers, num_experts, top)
         self.rule = rule
+        self._is_used = bytearray(num_experts)
+        """In the pass that is being counted; all 0 between passes."""
+        self._seen = Fluctuations()
 
-    def count(self, layer: int, frequency: States) -> None:
+    def count(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """See `UtilitySignal`."""
-        states = self.states[layer]
-        fluctuation = np.minimum(frequency, self.rule.most) - states
+        is_used = self._is_used
+        for expert in experts:
+            is_used[expert] = 1
+        seen = self._seen
+        warm = self._cool(layer, seen)
+        for expert in experts:
+            is_used[expert] = 0
+        self._move(layer, experts, tokens, warm, seen)
+        seen.num_hot = len(warm)
+        self._warm[layer] = warm
+        self.rule.calibrate(layer, seen)
+
+    def _cool(self, layer: int, seen: Fluctuations) -> list[int]:
+        """Experts that this pass does not use; gives those of them that stay above 0."""
+        cells, is_used, first = self.cells, self._is_used, layer * self.num_experts
+        _, down = self.rule.boundaries[layer]
+        fallen = num_fallen = 0
+        warm: list[int] = []
+        for expert in self._warm[layer]:
+            if not is_used[expert]:
+                state = cells[first + expert]
+                fallen += state
+                num_fallen += 1
+                if state >= down:
+                    state -= 1
+                    cells[first + expert] = state
+                if state:
+                    warm.append(expert)
+        seen.fallen, seen.num_fallen = fallen, num_fallen
+        return warm
+
+    def _move(
+        self, layer: int, experts: Sequence[int], tokens: Sequence[int], warm: list[int], seen: Fluctuations
+    ) -> None:
+        """Experts that this pass uses; those above 0 afterwards are added to `warm`."""
+        cells, most, top = self.cells, self.rule.most, self.top
         up, down = self.rule.boundaries[layer]
-        states += fluctuation >= up
-        states -= fluctuation <= -down
-        np.minimum(states, self.top, out=states)
-        np.maximum(states, 0, out=states)
-        self.rule.calibrate(layer, fluctuation, states)
+        first = layer * self.num_experts
+        risen = num_risen = 0
+        for place in range(len(experts)):
+            expert, frequency = experts[place], tokens[place]
+            state = cells[first + expert]
+            if frequency > most:
+                frequency = most
+            fluctuation = frequency - state
+            if fluctuation > 0:
+                risen += fluctuation
+                num_risen += 1
+                if fluctuation >= up and state < top:
+                    state += 1
+            elif fluctuation < 0:
+                seen.fallen -= fluctuation
+                seen.num_fallen += 1
+                if fluctuation <= -down:
+                    state -= 1
+            cells[first + expert] = state
+            if state:
+                warm.append(expert)
+        seen.risen, seen.num_risen = risen, num_risen
 
 
 class AutoregressiveUtility(UtilitySignal):
@@ -190,22 +272,33 @@ class AutoregressiveUtility(UtilitySignal):
 
     def route(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """See `UtilitySignal`."""
-        super().route(layer, experts[: self._top_k], [1] * len(experts[: self._top_k]))
+        latest = experts[: self._top_k]
+        self.count(layer, latest, [1] * len(latest))
 
-    def count(self, layer: int, frequency: States) -> None:
+    def count(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """See `UtilitySignal`."""
-        self.states[layer] = frequency > 0
+        cells, first = self.cells, layer * self.num_experts
+        for expert in self._warm[layer]:
+            cells[first + expert] = 0
+        for expert in experts:
+            cells[first + expert] = 1
+        self._warm[layer] = list(experts)
 
 
 class RecencyUtility(UtilitySignal):
     """The ablation: least recently used in the space of utilities. The top for what this pass used, one less for
     every pass since."""
 
-    def count(self, layer: int, frequency: States) -> None:
+    def count(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """See `UtilitySignal`."""
-        states = self.states[layer]
-        np.maximum(states - 1, 0, out=states)
-        states[frequency > 0] = self.top
+        cells, first, top = self.cells, layer * self.num_experts, self.top
+        for expert in self._warm[layer]:
+            cells[first + expert] -= 1
+        used = frozenset(experts)
+        warm = [expert for expert in self._warm[layer] if cells[first + expert] and expert not in used]
+        for expert in experts:
+            cells[first + expert] = top
+        self._warm[layer] = warm + list(experts)
 
 
 BOUNDARY_RULES: dict[str, type[BoundaryRule]] = {

@@ -11,19 +11,60 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from simulator.policies.eviction import UNSPECIFIED, Key, Leavers, Partition
-from simulator.policies.frequency import ScoredPolicy
+from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
+from simulator.policies.utility import UtilitySignal
 from trace_capture.errors import ConfigError
 
-_STEP = float(1 << 40)
-"""A score is a state times this, plus the time of the last use: exact in a float for 2^40 uses."""
+_STEP = 1 << 40
+"""A rank is a state times this, plus the time of the last use."""
 
 
-class UtilityCache(ScoredPolicy):
+class Place:
+    """An expert that is or was on the device; of numbers alone, so that the garbage collector never looks at it.
+
+    Attributes:
+        expert: its id.
+        state: the utility by which it is ranked.
+        last_use: how many uses there had been when it was used last, or admitted since.
+        rank: of both; the lowest leaves first.
+        tick: when it was ranked last; no two are equal. Of equal ranks the lowest leaves first.
+        is_held: whether it is on the device.
+    """
+
+    __slots__ = ("expert", "is_held", "last_use", "rank", "state", "tick")
+    expert: int
+    state: int
+    last_use: int
+    rank: int
+    tick: int
+    is_held: bool
+
+
+class Shelf:
+    """The experts of one layer that are on the device.
+
+    Attributes:
+        row: keys of the layer by expert [E].
+        places: by expert [E], as far as they were ever on the device.
+        held: those that are, in order of admission.
+        coldest: who of them would leave first; None where it must be found again.
+    """
+
+    __slots__ = ("coldest", "held", "places", "row")
+
+    def __init__(self, layer: int, num_experts: int) -> None:
+        self.row: list[Key] = [(layer, expert) for expert in range(num_experts)]
+        self.places: list[Place | None] = [None] * num_experts
+        self.held: list[Place] = []
+        self.coldest: Place | None = None
+
+
+class UtilityCache(CachePolicy):
     """The lowest utility leaves first; among equals the least recently used.
 
-    Experts that a layer is computing are pinned by the core and keep their state meanwhile. A victim is found in
-    O(log n) of the experts on the device, beside those that are pinned.
+    Experts that a layer is computing are pinned by the core and keep their state meanwhile. Each layer knows its
+    coldest expert until something about it changes, which it does for the layer that runs and for those that lose an
+    expert; the next victim is the coldest of the layers' coldest.
 
     Raises:
         ConfigError: the partition has no utility signal.
@@ -31,52 +72,143 @@ class UtilityCache(ScoredPolicy):
 
     needs_token_counts = True
     needs_utility = True
+    evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
         if partition.utility is None:
             raise ConfigError("cache.policy = 'utility' needs a utility signal; make the core from a configuration")
-        self._signal = partition.utility
+        self._signal: UtilitySignal = partition.utility
         self.threshold = self._signal.top + 1
         """Only states below it leave; above the top, as at first, everything may."""
         self._uses = 0
-        self._last_use: dict[Key, int] = {}
+        self._tick = 0
+        self._step = _STEP
+        self._shelves: list[Shelf] = []
+        self._shelf_of_layer: dict[int, Shelf] = {}
+        """Of the layers that were asked for."""
 
     def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> None:
         """See `CachePolicy`; the layer's utilities move."""
         self._signal.route(layer, experts, tokens)
-        states = self._signal.states[layer]
-        for key in [key for key in self._current if key[0] == layer]:
-            if self.state(key) != states[key[1]]:
-                self._rank(key)
+        shelf = self._shelf_of(layer)
+        shelf.coldest = None
+        cells, first = self._signal.cells, layer * self._signal.num_experts
+        for place in shelf.held:
+            if cells[first + place.expert] != place.state:
+                self._rank(place, cells[first + place.expert])
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._last_use[key] = self._uses
-        self._rank(key)
+        layer, expert = key
+        self._admit(layer, expert)
+
+    def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+        for expert in experts:
+            self._admit(row[0][0], expert)
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._uses += 1
-        self._last_use[key] = self._uses
-        self._rank(key)
+        layer, expert = key
+        self._use(layer, (expert,))
+
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+        self._use(row[0][0], experts)
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._last_use.pop(key, None)
-        super().removed(key)
+        layer, expert = key
+        shelf = self._shelf_of(layer)
+        place = shelf.places[expert]
+        if place is not None and place.is_held:
+            place.is_held = False
+            shelf.held.remove(place)
+            shelf.coldest = None
 
     def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`; None also where nothing below the threshold may leave."""
-        victim = super().choose_victim(leavers)
-        return None if victim is None or self.state(victim) >= self.threshold else victim
+        victim: Key | None = None
+        rank, tick = self.threshold * self._step, 0
+        for shelf in self._shelves:
+            if not shelf.held:
+                continue
+            place = shelf.coldest
+            if place is None:
+                place = shelf.coldest = self._coldest(shelf)
+            if place.rank > rank or (place.rank == rank and place.tick > tick):
+                continue
+            if not leavers.allow(shelf.row[place.expert]):
+                place = self._coldest_of(shelf, leavers, rank, tick)
+                if place is None:
+                    continue
+            victim, rank, tick = shelf.row[place.expert], place.rank, place.tick
+        return victim
 
     def state(self, key: Key) -> int:
         """The utility by which a resident expert is ranked now."""
-        return int(self._current[key][0] // _STEP)
+        layer, expert = key
+        place = self._shelf_of(layer).places[expert]
+        if place is None or not place.is_held:
+            raise KeyError(key)
+        return place.state
 
-    def _rank(self, key: Key) -> None:
-        self.score(key, float(self._signal.states[key]) * _STEP + self._last_use[key])
+    def _coldest(self, shelf: Shelf) -> Place:
+        """Of a layer that holds any."""
+        found = shelf.held[0]
+        rank = found.rank
+        for place in shelf.held:
+            if place.rank <= rank and (place.rank < rank or place.tick < found.tick):
+                found, rank = place, place.rank
+        return found
+
+    def _coldest_of(self, shelf: Shelf, leavers: Leavers, rank: int, tick: int) -> Place | None:
+        """Of those of a layer that may leave and are colder than a rank and tick."""
+        found: Place | None = None
+        for place in shelf.held:
+            if place.rank <= rank and (place.rank < rank or place.tick < tick):
+                if leavers.allow(shelf.row[place.expert]):
+                    found, rank, tick = place, place.rank, place.tick
+        return found
+
+    def _admit(self, layer: int, expert: int) -> None:
+        shelf = self._shelf_of(layer)
+        place = shelf.places[expert]
+        if place is None:
+            place = Place.__new__(Place)
+            place.expert, place.is_held = expert, False
+            shelf.places[expert] = place
+        if not place.is_held:
+            place.is_held = True
+            shelf.held.append(place)
+        shelf.coldest = None
+        place.last_use = self._uses
+        self._rank(place, self._signal.cells[layer * self._signal.num_experts + expert])
+
+    def _use(self, layer: int, experts: Sequence[int]) -> None:
+        shelf = self._shelf_of(layer)
+        shelf.coldest = None
+        places, cells, first = shelf.places, self._signal.cells, layer * self._signal.num_experts
+        for expert in experts:
+            place = places[expert]
+            if place is None:
+                raise KeyError((layer, expert))
+            self._uses += 1
+            place.last_use = self._uses
+            self._rank(place, cells[first + expert])
+
+    def _rank(self, place: Place, state: int) -> None:
+        self._tick += 1
+        place.state, place.tick = state, self._tick
+        place.rank = state * self._step + place.last_use
+
+    def _shelf_of(self, layer: int) -> Shelf:
+        shelf = self._shelf_of_layer.get(layer)
+        if shelf is None:
+            shelf = self._shelf_of_layer[layer] = Shelf(layer, self._signal.num_experts)
+            self._shelves.append(shelf)
+        return shelf
 
 
 class UtilityQueue:

@@ -40,7 +40,7 @@ class UtilityLoads:
         self._times = times
         self._top = signal.top
         self._most = times.device_ns.shape[1] - 1
-        self._frequencies = np.zeros_like(signal.states)
+        self._frequencies = np.zeros(signal.states.shape, dtype=np.int64)
         """Tokens that each expert served when its layer last ran, cut to what the times know [L, E]."""
         layers = len(signal.states)
         self.thresholds: list[int] = [config.tau or signal.top + 1] * layers
@@ -130,7 +130,7 @@ class UtilityLoads:
 
     def _choose(self, window_ns: int, free_bytes: int, held: Sequence[Collection[int]]) -> None:
         """The thresholds that the balancer finds."""
-        states = self._signal.states
+        states = self._signal.states.astype(np.int64)
         layers = len(states)
         resident = np.zeros(states.shape, dtype=np.bool_)
         for layer, experts in enumerate(held):
