@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from simulator.policies.balancer import ExpertTimes, Objective
 from simulator.policies.placement import Asked, PlacementPolicy, PlacementSettings
+from simulator.policies.plans import LANDED
 from simulator.policies.utility import UtilitySignal
 from trace_capture.errors import ConfigError
 
@@ -47,12 +48,12 @@ class Balanced(PlacementPolicy):
         self._signal = signal
         self._device_ns: list[list[int]] = times.device_ns.tolist()
         self._cpu_ns: list[list[int]] = times.cpu_ns.tolist()
-        self._base_ns: list[tuple[int, int]] = list(
-            zip(times.device_base_ns.tolist(), times.cpu_base_ns.tolist(), strict=True)
-        )
+        self._device_base_ns: list[int] = times.device_base_ns.tolist()
+        self._cpu_base_ns: list[int] = times.cpu_base_ns.tolist()
         self._copy_ns: list[int] = times.copy_ns.tolist()
-        self._objective = objective
-        self._loads_misses = loads_misses and fixed_tau is None
+        self._is_longest = objective == "longest"
+        # with utilities from which on every miss is awaited none is left to weigh
+        self._loads_misses = loads_misses and fixed_tau is None and hot_from is None
         self._fixed_tau = fixed_tau
         self._hot_from = hot_from
         self._is_prefill = False
@@ -66,74 +67,104 @@ class Balanced(PlacementPolicy):
         """See `PlacementPolicy`."""
         if self._is_prefill:
             return ()
-        states = self._signal.states[asked.layer].tolist()
-        landed = asked.landed
-        if self._hot_from is not None:
-            hot_from = self._hot_from[asked.layer]
-            landed = {one: landed.get(one, False) or states[one] >= hot_from for one in asked.experts}
-            asked = asked._replace(landed=landed)
-        tau = self._threshold(asked, states) if self._fixed_tau is None else self._fixed_tau
-        part = [one for one in asked.experts if not landed.get(one, False) or states[one] < tau]
-        if self._loads_misses and not any(landed.get(one, False) for one in part):
-            loaded = self._worth_loading(asked, states, len(part))
-            part = [one for one in part if one not in loaded]
+        experts, levels, fixed = asked.experts, self._levels(asked), self._fixed_tau
+        tau = self._threshold(asked, levels) if fixed is None else fixed
+        part: list[int] = []
+        moves = False
+        for index in range(len(levels)):
+            if levels[index] < tau:
+                part.append(experts[index])
+                if levels[index] >= 0:
+                    moves = True
+        if self._loads_misses and not moves:
+            loaded = self._worth_loading(asked, levels)
+            if loaded:
+                part = [one for one in part if one not in loaded]
         return part
 
-    def _worth_loading(self, asked: Asked, states: Sequence[int], on_cpu: int) -> set[int]:
-        """Experts without a place that are loaded rather than run on the CPU. What is on its way is none of them: how
-        long that still takes is not known to a decision."""
-        layer, landed = asked.layer, asked.landed
-        device_ns, cpu_ns = self._device_ns[layer], self._cpu_ns[layer]
-        most = len(device_ns) - 1
-        served = {one: min(tokens, most) for one, tokens in zip(asked.experts, asked.tokens, strict=True)}
-        here = [device_ns[tokens] for one, tokens in served.items() if landed.get(one, False)]
-        device, cpu = sum(here), sum(cpu_ns[tokens] for one, tokens in served.items() if not landed.get(one, False))
-        best_ns = self._cost_ns(layer, (device, len(here)), (cpu, on_cpu))
-        absent = [one for one in asked.experts if one not in landed]
-        absent.sort(key=lambda one: (-states[one], -served[one]))
-        for number, one in enumerate(absent, 1):
-            device += self._copy_ns[layer] + device_ns[served[one]]
-            cpu -= cpu_ns[served[one]]
-            cost_ns = self._cost_ns(layer, (device, len(here) + number), (cpu, on_cpu - number))
-            if cost_ns >= best_ns:
-                return set(absent[: number - 1])
-            best_ns = cost_ns
-        return set(absent)
+    def _levels(self, asked: Asked) -> list[int]:
+        """Of each asked expert the utility, or -1 where it is not on the device and is not to be loaded and awaited."""
+        cells, first, places = self._signal.cells, asked.layer * self._signal.num_experts, asked.places
+        hot_from = self._signal.top + 1 if self._hot_from is None else self._hot_from[asked.layer]
+        landed_place = LANDED
+        levels: list[int] = []
+        for expert in asked.experts:
+            level = cells[first + expert]
+            if places[expert] != landed_place and level < hot_from:
+                level = -1
+            levels.append(level)
+        return levels
 
-    def _threshold(self, asked: Asked, states: Sequence[int]) -> int:
+    def _threshold(self, asked: Asked, levels: Sequence[int]) -> int:
         """The tau 0..top+1 at which the layer ends soonest, or both sides are nearest."""
-        device_ns, cpu_ns = self._device_ns[asked.layer], self._cpu_ns[asked.layer]
-        most = len(device_ns) - 1
-        levels = self._signal.top + 1
-        on_device, moved, counts = [0] * levels, [0] * levels, [0] * levels
-        missing_ns = missing = 0
-        for expert, tokens in zip(asked.experts, asked.tokens, strict=True):
-            served = min(tokens, most)
-            if asked.landed.get(expert, False):
-                state = states[expert]
-                on_device[state] += device_ns[served]
-                moved[state] += cpu_ns[served]
-                counts[state] += 1
+        layer, tokens = asked.layer, asked.tokens
+        device_ns, cpu_ns = self._device_ns[layer], self._cpu_ns[layer]
+        most, count = len(device_ns) - 1, len(levels)
+        device = cpu = on_device = 0
+        for index in range(count):
+            served = min(tokens[index], most)
+            if levels[index] < 0:
+                cpu += cpu_ns[served]
             else:
-                missing_ns += cpu_ns[served]
-                missing += 1
-        best, best_ns = 0, -1
-        for tau in range(levels + 1):
-            cost_ns = self._cost_ns(
-                asked.layer,
-                (sum(on_device[tau:]), sum(counts[tau:])),
-                (missing_ns + sum(moved[:tau]), missing + sum(counts[:tau])),
-            )
-            if best_ns < 0 or cost_ns < best_ns:
-                best, best_ns = tau, cost_ns
+                device += device_ns[served]
+                on_device += 1
+        best, best_ns = 0, self._cost_ns(layer, device, on_device, cpu, count - on_device)
+        tau = 0
+        while on_device:
+            before = on_device
+            for index in range(count):
+                if levels[index] == tau:
+                    served = min(tokens[index], most)
+                    device -= device_ns[served]
+                    cpu += cpu_ns[served]
+                    on_device -= 1
+            tau += 1
+            if on_device != before:
+                cost_ns = self._cost_ns(layer, device, on_device, cpu, count - on_device)
+                if cost_ns < best_ns:
+                    best, best_ns = tau, cost_ns
         return best
 
-    def _cost_ns(self, layer: int, device: tuple[int, int], cpu: tuple[int, int]) -> int:
-        """Of (time, experts) on the device and on the CPU."""
-        device_base_ns, cpu_base_ns = self._base_ns[layer]
-        device_ns = device[0] + device_base_ns * (device[1] > 0)
-        cpu_ns = cpu[0] + cpu_base_ns * (cpu[1] > 0)
-        return max(device_ns, cpu_ns) if self._objective == "longest" else abs(device_ns - cpu_ns)
+    def _worth_loading(self, asked: Asked, levels: Sequence[int]) -> frozenset[int]:
+        """Experts without a place that are loaded rather than run on the CPU. What is on its way is none of them: how
+        long that still takes is not known to a decision."""
+        layer, experts, tokens, places = asked.layer, asked.experts, asked.tokens, asked.places
+        cells, first = self._signal.cells, layer * self._signal.num_experts
+        device_ns, cpu_ns = self._device_ns[layer], self._cpu_ns[layer]
+        most, count = len(device_ns) - 1, len(levels)
+        device = cpu = on_device = 0
+        absent: list[tuple[int, int, int]] = []
+        for index in range(count):
+            served, expert = min(tokens[index], most), experts[index]
+            if levels[index] >= 0:
+                device += device_ns[served]
+                on_device += 1
+                continue
+            cpu += cpu_ns[served]
+            if not places[expert]:
+                absent.append((-cells[first + expert], -served, index))
+        absent.sort()
+        best_ns = self._cost_ns(layer, device, on_device, cpu, count - on_device)
+        loaded: list[int] = []
+        for _, less, index in absent:
+            device += self._copy_ns[layer] + device_ns[-less]
+            cpu -= cpu_ns[-less]
+            on_device += 1
+            cost_ns = self._cost_ns(layer, device, on_device, cpu, count - on_device)
+            if cost_ns >= best_ns:
+                break
+            loaded.append(experts[index])
+            best_ns = cost_ns
+        return frozenset(loaded)
+
+    def _cost_ns(self, layer: int, device_ns: int, on_device: int, cpu_ns: int, on_cpu: int) -> int:
+        """Of so much time of so many experts on either side."""
+        if on_device:
+            device_ns += self._device_base_ns[layer]
+        if on_cpu:
+            cpu_ns += self._cpu_base_ns[layer]
+        longest_ns = max(device_ns, cpu_ns)
+        return longest_ns if self._is_longest else longest_ns - min(device_ns, cpu_ns)
 
 
 def make_balanced(settings: PlacementSettings) -> Balanced:

@@ -1,6 +1,7 @@
 cimport cython
 
 from simulator.policies.eviction cimport CachePolicy, Leavers
+from simulator.policies.placement cimport PlacementPolicy, make_asked
 from simulator.policies.plans cimport Load, Wave, make_wave
 from simulator.policies.prefetch cimport PrefetchPolicy
 from simulator.policies.residency cimport Residency, Unforeseen, Unneeded, for_look_ups
@@ -18,7 +19,7 @@ cdef class OffloadCore:
     cdef bint _observes
     cdef object _max_prefetch
     cdef public tuple modes
-    cdef public object placement
+    cdef public PlacementPolicy placement
     cdef public bint needs_token_counts
     cdef object _cpu_layers
     cdef bint _splits
@@ -57,9 +58,11 @@ cdef class OffloadCore:
     cpdef bint is_landed(self, tuple key)
     @cython.locals(places=bytearray, awaited=list, absent=list, expert=Py_ssize_t, place=int, landed_place=int)
     cpdef _remain(self, experts)
+    @cython.locals(remaining=list)
     cpdef _drop_of_remaining(self, experts)
     @cython.locals(absent=list, is_hint=bint, priority=int)
     cpdef list _plan_ahead(self, Py_ssize_t target, predicted)
+    @cython.locals(places=bytearray, policy=CachePolicy, row=list, expert=Py_ssize_t)
     cpdef _place(self, Py_ssize_t layer, experts, tokens)
     cpdef _plan_behind(self, list loads)
     cpdef _admit(self, list loads)

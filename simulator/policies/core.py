@@ -24,18 +24,19 @@ layer runs on the CPU is handed out with its first wave and takes no part in res
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from simulator.policies.balancer import ExpertTimes
 from simulator.policies.capacity import Capacity
 from simulator.policies.config import Mode, OffloadConfig
 from simulator.policies.eviction import CachePolicy, FutureUses, Key, Leavers
-from simulator.policies.placement import AllOnDevice, Asked, PlacementPolicy
+from simulator.policies.placement import AllOnDevice, PlacementPolicy, make_asked
 from simulator.policies.plans import (
     ADMISSION,
     BEHIND_PRIORITY,
     DEMAND_PRIORITY,
+    LANDED,
     PREFETCH_PRIORITY,
     Load,
     Wave,
@@ -43,7 +44,7 @@ from simulator.policies.plans import (
 )
 from simulator.policies.plans import Counters as Counters
 from simulator.policies.prefetch import PrefetchPolicy
-from simulator.policies.residency import LANDED, Residency, Unforeseen, Unneeded, for_look_ups
+from simulator.policies.residency import Residency, Unforeseen, Unneeded, for_look_ups
 from simulator.policies.tally import Tally
 from trace_capture.model_shape import ModelShape
 
@@ -318,10 +319,14 @@ class OffloadCore:
                     absent.append(expert)
         self._awaited, self._absent = awaited, absent
 
-    def _drop_of_remaining(self, experts: Collection[int]) -> None:
+    def _drop_of_remaining(self, experts: Sequence[int]) -> None:
         """Of those that had yet to run on the device, these have run, or run on the CPU."""
-        gone = frozenset(experts)
-        self._remain([expert for expert in self._remaining if expert not in gone])
+        gone = for_look_ups(experts)
+        remaining: list[int] = []
+        for expert in self._remaining:
+            if expert not in gone:
+                remaining.append(expert)
+        self._remain(remaining)
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
         """Loads for the next layer, in order, until there is no room: in a prefill for all of its experts or none,
@@ -345,17 +350,16 @@ class OffloadCore:
     def _place(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:
         """Take the CPU's part of a routed layer out of what the device runs."""
         places = self._places[layer]
-        landed = {expert: places[expert] == LANDED for expert in experts if places[expert]}
-        part = self.placement.cpu_part(Asked(layer, experts, tokens, landed))
+        part = self.placement.cpu_part(make_asked(layer, experts, tokens, places))
         self._cpu_part, self._missed = tuple(part), ()
         if not part:
             return
         self._drop_of_remaining(part)
         self.tally.ran_on_cpu(len(part))
-        used = self._cache[self._partition_of_layer[layer]].used
+        policy, row = self._cache[self._partition_of_layer[layer]], self._residency.key_of[layer]
         for expert in part:
-            if expert in landed:
-                used((layer, expert))
+            if places[expert]:
+                policy.used(row[expert])
         if self.placement.max_admissions and layer not in self._cpu_layers:
             self._missed = tuple(self._residency.without_place(layer, part))
 

@@ -5,25 +5,37 @@ A new policy is one class here and one line in `PLACEMENT_POLICIES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from simulator.policies.balancer import ExpertTimes, Objective
 from simulator.policies.errors import unknown_name
+from simulator.policies.plans import LANDED
 from simulator.policies.utility import UtilitySignal
 
 
-class Asked(NamedTuple):
-    """A routed layer, as a placement policy sees it."""
+class Asked:
+    """A routed layer, as a placement policy sees it.
 
+    Attributes:
+        layer: MoE layer index.
+        experts: distinct experts that the layer runs, in the router's order.
+        tokens: how many tokens of the pass go to each of them; empty unless the policy `needs_token_counts`.
+        places: of all experts of the layer [E]: ABSENT, COMING or LANDED; not to be changed.
+    """
+
+    __slots__ = ("experts", "layer", "places", "tokens")
     layer: int
     experts: Sequence[int]
-    """Distinct experts that the layer runs, in the router's order."""
     tokens: Sequence[int]
-    """How many tokens of the pass go to each of `experts`; empty unless the policy `needs_token_counts`."""
-    landed: Mapping[int, bool]
-    """Those of `experts` with a place on the device: True where the copy has landed, False while it is on its way."""
+    places: bytearray
+
+
+def make_asked(layer: int, experts: Sequence[int], tokens: Sequence[int], places: bytearray) -> Asked:
+    """See `Asked`."""
+    asked = Asked.__new__(Asked)
+    asked.layer, asked.experts, asked.tokens, asked.places = layer, experts, tokens, places
+    return asked
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,12 @@ class MissesOnCpu(PlacementPolicy):
 
     def cpu_part(self, asked: Asked) -> Sequence[int]:
         """See `PlacementPolicy`."""
-        landed = asked.landed
-        return [expert for expert in asked.experts if not landed.get(expert, False)]
+        places, landed = asked.places, LANDED
+        part: list[int] = []
+        for expert in asked.experts:
+            if places[expert] != landed:
+                part.append(expert)
+        return part
 
 
 class FewTokensOnCpu(PlacementPolicy):
@@ -107,9 +123,13 @@ class FewTokensOnCpu(PlacementPolicy):
 
     def cpu_part(self, asked: Asked) -> Sequence[int]:
         """See `PlacementPolicy`."""
-        landed, most = asked.landed, self._max_tokens
-        pairs = zip(asked.experts, asked.tokens, strict=True)
-        return [expert for expert, tokens in pairs if tokens <= most and not landed.get(expert, False)]
+        experts, tokens, places, most, landed = asked.experts, asked.tokens, asked.places, self._max_tokens, LANDED
+        part: list[int] = []
+        for index in range(len(experts)):
+            expert = experts[index]
+            if tokens[index] <= most and places[expert] != landed:
+                part.append(expert)
+        return part
 
 
 class WholeLayers(PlacementPolicy):

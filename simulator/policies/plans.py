@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from simulator.policies.eviction import Key
 
+ABSENT, COMING, LANDED = 0, 1, 2
+"""What an expert's place is: none (which is false), its copy is queued or in flight, or its copy has finished."""
 DEMAND_PRIORITY = 0
 PREFETCH_PRIORITY = 1
 BEHIND_PRIORITY = 2

@@ -8,11 +8,9 @@ from typing import TypeVar
 
 from simulator.policies.capacity import Capacity
 from simulator.policies.eviction import CachePolicy, Key, Leavers
-from simulator.policies.plans import BEHIND_PRIORITY, Load, make_load
+from simulator.policies.plans import ABSENT, BEHIND_PRIORITY, COMING, LANDED, Load, make_load
 from trace_capture.model_shape import ModelShape
 
-ABSENT, COMING, LANDED = 0, 1, 2
-"""What an expert's place is: none (which is false), its copy is queued or in flight, or its copy has finished."""
 _FEW = 16
 Item = TypeVar("Item", int, Key)
 

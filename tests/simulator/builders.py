@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.policies.config import OffloadConfig, parse_config
 from simulator.policies.eviction import Key, Leavers
+from simulator.policies.plans import COMING, LANDED
 from trace_capture.hardware import DeviceProfile, HardwareProfile, HostProfile, LinkProfile, MeasuredCosts, Quantity
 from trace_capture.model_shape import ModelShape
 from trace_capture.trace import NO_EXPERT, Phase, Trace, TraceInfo
@@ -228,3 +229,11 @@ class Only(Leavers):
 
     def allow(self, key: Key) -> bool:
         return bool(self._allows(key))
+
+
+def places_of(landed: dict[int, bool], num_experts: int) -> bytearray:
+    """Places of a layer's experts: True where the copy has landed, False while it is on its way; others have none."""
+    places = bytearray(num_experts)
+    for expert, is_landed in landed.items():
+        places[expert] = LANDED if is_landed else COMING
+    return places

@@ -14,10 +14,10 @@ from simulator.policies.balancer import ExpertTimes, Objective
 from simulator.policies.cache import make_cache_policy
 from simulator.policies.capacity import describe_partitions, plan_capacity
 from simulator.policies.core import OffloadCore
-from simulator.policies.placement import Asked, MissesOnCpu, PlacementPolicy, PlacementSettings
+from simulator.policies.placement import MissesOnCpu, PlacementPolicy, PlacementSettings, make_asked
 from simulator.policies.prefetch import NoPrefetch
 from simulator.policies.utility import UtilitySignal
-from tests.simulator.builders import make_config, make_hardware, make_host, make_shape
+from tests.simulator.builders import make_config, make_hardware, make_host, make_shape, places_of
 from trace_capture.rewindow import rewindow
 from trace_capture.synthetic import synthetic_trace
 
@@ -45,7 +45,7 @@ def test_split_is_the_best_of_all_thresholds_and_misses_are_always_on_the_cpu(ob
         experts = source.sample(range(16), source.randint(1, 12))
         tokens = [source.randint(1, 12) for _ in experts]
         landed = {expert: source.random() < 0.7 for expert in experts if source.random() < 0.8}
-        part = policy.cpu_part(Asked(0, experts, tokens, landed))
+        part = policy.cpu_part(make_asked(0, experts, tokens, places_of(landed, 16)))
         best = None
         for tau in range(7):
             cold = [one for one in experts if not landed.get(one, False) or signal.states[0, one] < tau]
@@ -72,7 +72,7 @@ def test_as_many_misses_are_loaded_as_let_the_layer_end_sooner() -> None:
         experts = source.sample(range(16), source.randint(1, 12))
         tokens = [source.randint(1, 12) for _ in experts]
         landed = {expert: source.random() < 0.7 for expert in experts if source.random() < 0.3}
-        asked = Asked(0, experts, tokens, landed)
+        asked = make_asked(0, experts, tokens, places_of(landed, 16))
         part = Balanced(signal, times_of(device, cpu), loads_misses=True).cpu_part(asked)
         served = dict(zip(experts, (min(count, 9) for count in tokens), strict=True))
         absent = sorted((e for e in experts if e not in landed), key=lambda e: (-signal.states[0, e], -served[e]))

@@ -9,9 +9,9 @@ import pytest
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import CpuConfig, parse_config
 from simulator.policies.core import OffloadCore
-from simulator.policies.placement import Asked, FewTokensOnCpu, MissesOnCpu, PlacementSettings
+from simulator.policies.placement import FewTokensOnCpu, MissesOnCpu, PlacementSettings, make_asked
 from simulator.policies.plans import BEHIND_PRIORITY
-from tests.simulator.builders import decode_trace, make_config, make_shape, mixed_trace, trace_of
+from tests.simulator.builders import decode_trace, make_config, make_shape, mixed_trace, places_of, trace_of
 from tests.simulator.driver import driver_for
 from trace_capture.errors import ConfigError
 from trace_capture.trace import Phase
@@ -49,12 +49,12 @@ def test_promises_hold_and_every_expert_runs_once(cpu: str, source: str, scope: 
 
 
 def test_misses_split_by_what_has_landed() -> None:
-    asked = Asked(0, [4, 5, 6], (), {4: True, 5: False})
+    asked = make_asked(0, [4, 5, 6], (), places_of({4: True, 5: False}, 8))
     assert MissesOnCpu(PlacementSettings()).cpu_part(asked) == [5, 6]
 
 
 def test_threshold_splits_misses_by_their_tokens() -> None:
-    asked = Asked(0, [4, 5, 6, 7], [1, 9, 2, 3], {4: True, 5: False})
+    asked = make_asked(0, [4, 5, 6, 7], [1, 9, 2, 3], places_of({4: True, 5: False}, 8))
     assert FewTokensOnCpu(PlacementSettings(max_tokens=2)).cpu_part(asked) == [6]
     assert FewTokensOnCpu(PlacementSettings(max_tokens=9)).cpu_part(asked) == [5, 6, 7]
 
