@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from simulator.bounds import tpot_bounds
@@ -104,7 +103,7 @@ def simulate(
     return Run(info, summary.decode_ns, tuple(machine.spans()), passes=summary.passes)
 
 
-def _future(trace: Trace, config: OffloadConfig) -> dict[Key, deque[int]]:
+def _future(trace: Trace, config: OffloadConfig) -> dict[Key, list[int]]:
     """All look-ups to come, where the cache policy wants to know them."""
     if not CACHE_POLICIES[config.cache.policy].needs_future:
         return {}

@@ -1,18 +1,23 @@
 cimport cython
 
-from simulator.policies.frequency cimport Rank, ScoredPolicy
+from simulator.policies.frequency cimport ScoredPolicy
+from simulator.policies.rank_heap cimport Rank
 
 
 cdef class Belady(ScoredPolicy):
-    cdef object _uses
-    cdef list _pending
+    cdef object _future
+    cdef list _future_rows
+    cdef long long _last_place
 
-    @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t)
+    @cython.locals(rank=Rank, expert=Py_ssize_t)
+    cpdef routed(self, Py_ssize_t layer, experts, tokens=*)
+    @cython.locals(rank=Rank)
     cpdef admitted(self, tuple key)
-    @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t)
+    @cython.locals(ranks=list, rank=Rank, expert=Py_ssize_t)
+    cpdef all_admitted(self, list row, experts)
     cpdef used(self, tuple key)
-    @cython.locals(ranks=list, layer=Py_ssize_t, rank=Rank, expert=Py_ssize_t)
     cpdef all_used(self, list row, experts)
-    cdef long long _nearness(self, Py_ssize_t layer, Py_ssize_t expert)
+    @cython.locals(future=list, place="long long")
+    cdef long long _nearness(self, Rank rank) except -1
     @cython.locals(row=list)
-    cdef _pending_of(self, Py_ssize_t layer, Py_ssize_t expert)
+    cdef list _future_of(self, Rank rank)

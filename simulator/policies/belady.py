@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, Key, Partition
-from simulator.policies.frequency import Rank as Rank
 from simulator.policies.frequency import ScoredPolicy
+from simulator.policies.rank_heap import Rank
 from trace_capture.errors import ConfigError
 
 _LAST_PLACE = 1 << 40
 """No stream of look-ups is longer."""
 
 
-def future_uses(lookups: Iterable[Key]) -> dict[Key, deque[int]]:
+def future_uses(lookups: Iterable[Key]) -> dict[Key, list[int]]:
     """For each key the places in the stream of look-ups where it is asked for, in order."""
-    uses: dict[Key, deque[int]] = {}
+    uses: dict[Key, list[int]] = {}
     for place, key in enumerate(lookups):
-        pending = uses.get(key)
-        if pending is None:
-            pending = uses[key] = deque()
-        pending.append(place)
+        places = uses.get(key)
+        if places is None:
+            places = uses[key] = []
+        places.append(place)
     return uses
 
 
 class Belady(ScoredPolicy):
     """The expert whose next use is farthest away leaves first (Belady 1966).
 
-    Consumes the future of its partition by its `routed` calls, so partitions may share one.
+    Follows the future by its `routed` calls, and changes nothing about it, so partitions may share one.
 
     Raises:
         ConfigError: the future is not known.
@@ -44,41 +43,55 @@ class Belady(ScoredPolicy):
                 "cache.policy = 'belady' needs to know the future, and only a replay does: use it with "
                 "'moe-studio simulate', and lru or another policy in the live engine"
             )
-        self._uses = partition.future
-        self._pending: list[list[deque[int]]] = []
-        """The uses to come per layer and expert, as far as they were asked for: found without hashing the key."""
+        self._future = partition.future
+        self._future_rows: list[list[Sequence[int]]] = []
+        """The same by layer and expert, as far as they were asked for: found without hashing the key."""
+        self._last_place = _LAST_PLACE
 
     def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> None:
-        """See `CachePolicy`."""
+        """See `CachePolicy`.
+
+        Raises:
+            RuntimeError: this look-up was not foreseen.
+        """
         for expert in experts:
-            self._pending_of(layer, expert).popleft()
+            rank = self._rank_of((layer, expert))
+            if rank.uses >= len(self._future_of(rank)):
+                raise RuntimeError(f"expert {expert} of MoE layer {layer} is asked for more often than was foreseen")
+            rank.uses += 1
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        layer, expert = key
-        self.score(key, self._nearness(layer, expert))
+        rank = self._rank_of(key)
+        self._score(rank, self._nearness(rank))
+
+    def all_admitted(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+        ranks = self._ranks_of(row)
+        for expert in experts:
+            rank = ranks[expert]
+            self._score(rank, self._nearness(rank))
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
-        layer, expert = key
-        self.score(key, self._nearness(layer, expert))
+        self.admitted(key)
 
     def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
-        ranks, layer = self._ranks_of(row), row[0][0]
-        for expert in experts:
-            rank = ranks[expert]
-            self._score(rank, self._nearness(layer, expert))
+        self.all_admitted(row, experts)
 
-    def _nearness(self, layer: int, expert: int) -> int:
+    def _nearness(self, rank: Rank) -> int:
         """How near the next use is: the nearer, the higher, and 0 if there is none."""
-        pending = self._pending_of(layer, expert)
-        return _LAST_PLACE - pending[0] if pending else 0
+        future = self._future_of(rank)
+        if rank.uses >= len(future):
+            return 0
+        return self._last_place - future[rank.uses]
 
-    def _pending_of(self, layer: int, expert: int) -> deque[int]:
-        while len(self._pending) <= layer:
-            self._pending.append([])
-        row = self._pending[layer]
-        while len(row) <= expert:
-            row.append(self._uses.get((layer, len(row))) or deque())
-        return row[expert]
+    def _future_of(self, rank: Rank) -> Sequence[int]:
+        """All places where an expert is asked for; `Rank.uses` of them have passed."""
+        while len(self._future_rows) <= rank.layer:
+            self._future_rows.append([])
+        row = self._future_rows[rank.layer]
+        while len(row) <= rank.expert:
+            row.append(self._future.get((rank.layer, len(row)), []))
+        return row[rank.expert]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """(MoE layer index, expert id)."""
 
-FutureUses = Mapping[Key, "deque[int]"]
+FutureUses = Mapping[Key, Sequence[int]]
 """For each key the places in the stream of look-ups where it will be asked for, in order."""
 
 
