@@ -96,7 +96,7 @@ class OffloadCore:
         self._cpu_layers = self.placement.cpu_layers
         self._splits = not isinstance(self.placement, AllOnDevice)
         self.log = log
-        self._unneeded = Unneeded(self._places)
+        self._unneeded = Unneeded(self._places, self._residency.under_way)
         """Who may be evicted for a load on demand."""
         self._unforeseen = Unforeseen(self._unneeded, shape.num_experts)
         """Who may be evicted for a load ahead."""

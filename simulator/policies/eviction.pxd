@@ -3,6 +3,7 @@ cimport cython
 
 cdef class Leavers:
     cpdef bint allow(self, tuple key)
+    cpdef list kept_back(self)
 
 
 cdef class CachePolicy:

@@ -50,6 +50,11 @@ class Leavers:
         """Whether `key` may leave."""
         raise NotImplementedError
 
+    def kept_back(self) -> list[Key] | None:
+        """Of the keys that have a place, all that may not leave, some perhaps twice or without a place; None where that
+        is not known, and `allow` must be asked for each."""
+        return None
+
 
 class CachePolicy:
     """Order of eviction within one partition of device memory.

@@ -32,6 +32,9 @@ class Resident(CachePolicy):
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
 
+    def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
+        """See `CachePolicy`."""
+
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
 
@@ -53,6 +56,7 @@ class StaticPopularity(CachePolicy):
 
     needs_hot_experts = True
     starts_full = True
+    evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
@@ -62,34 +66,55 @@ class StaticPopularity(CachePolicy):
                 "'moe-studio simulate TRACE --strategy static --save-config FILE' makes a configuration with them"
             )
         self._rank = {key: rank for rank, key in enumerate(partition.hot_experts)}
+        self._hot: list[bytearray] = []
+        """The same by layer and expert, as far as there are any: found without hashing the key."""
+        for layer, expert in partition.hot_experts:
+            self._hot += [bytearray() for _ in range(layer + 1 - len(self._hot))]
+            row = self._hot[layer]
+            row += bytes(max(0, expert + 1 - len(row)))
+            row[expert] = 1
         self._kept: set[Key] = set()
         self._passing = Lru()
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        if key in self._rank:
+        if self._is_hot(key):
             self._kept.add(key)
         else:
             self._passing.admitted(key)
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
-        if key not in self._rank:
+        if not self._is_hot(key):
             self._passing.used(key)
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._kept.discard(key)
-        self._passing.removed(key)
+        if self._is_hot(key):
+            self._kept.discard(key)
+        else:
+            self._passing.removed(key)
 
     def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
         victim = self._passing.choose_victim(leavers)
         if victim is not None:
             return victim
-        free = [key for key in self._kept if leavers.allow(key)]
-        return max(free, key=self._rank.__getitem__, default=None)
+        coldest = -1
+        for key in self._kept:
+            rank = self._rank[key]
+            if rank > coldest and leavers.allow(key):
+                victim, coldest = key, rank
+        return victim
 
     def expired(self, layer_keys: Sequence[Key]) -> Iterable[Key]:
         """See `CachePolicy`."""
-        return [key for key in layer_keys if key not in self._rank]
+        return [key for key in layer_keys if not self._is_hot(key)]
+
+    def _is_hot(self, key: Key) -> bool:
+        """Whether an expert is one of those that stay."""
+        layer, expert = key
+        if layer >= len(self._hot):
+            return False
+        row = self._hot[layer]
+        return expert < len(row) and row[expert] == 1

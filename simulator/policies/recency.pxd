@@ -29,15 +29,21 @@ cdef class Lru(CachePolicy):
 
 cdef class Random(CachePolicy):
     cdef object _random
-    cdef dict _keys
+    cdef list _keys
+    cdef list _numbers
+    cdef dict _number_of
+    cdef Py_ssize_t _admissions
 
     cpdef admitted(self, tuple key)
     cpdef used(self, tuple key)
     cpdef all_used(self, list row, experts)
+    @cython.locals(place=Py_ssize_t)
     cpdef removed(self, tuple key)
-    @cython.locals(free=list)
+    @cython.locals(place=Py_ssize_t)
     cpdef choose_victim(self, Leavers leavers)
-    @cython.locals(free=list, victims=list, victim=tuple)
+    @cython.locals(kept=list, victims=list, place=Py_ssize_t, victim=tuple)
     cpdef list evict(self, Py_ssize_t count, Leavers leavers)
-    @cython.locals(free=list, key=tuple)
-    cdef list _free(self, Leavers leavers)
+    @cython.locals(place=Py_ssize_t, other=Py_ssize_t)
+    cdef Py_ssize_t _draw(self, list kept) except -2
+    @cython.locals(kept=list, numbers=list)
+    cdef list _kept_places(self, Leavers leavers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
@@ -120,18 +121,29 @@ class NoCache(Lru):
 
 
 class Random(CachePolicy):
-    """A uniformly random expert leaves; seeded, so that runs repeat. The floor any policy must beat."""
+    """A uniformly random expert leaves; seeded, so that runs repeat. The floor any policy must beat.
+
+    A draw counts in order of admission those that may leave. Few may not, and their places are found by bisection.
+    """
 
     evicts_ahead = True
 
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
         self._random = random.Random(partition.seed)
-        self._keys: dict[Key, None] = {}
+        self._keys: list[Key] = []
+        """In order of admission."""
+        self._numbers: list[int] = []
+        """Likewise, how many were admitted before each."""
+        self._number_of: dict[Key, int] = {}
+        self._admissions = 0
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._keys[key] = None
+        self._keys.append(key)
+        self._numbers.append(self._admissions)
+        self._number_of[key] = self._admissions
+        self._admissions += 1
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
@@ -141,27 +153,46 @@ class Random(CachePolicy):
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._keys.pop(key, None)
+        if key in self._number_of:
+            place = bisect_left(self._numbers, self._number_of.pop(key))
+            del self._keys[place], self._numbers[place]
 
     def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
-        free = self._free(leavers)
-        return self._random.choice(free) if free else None
+        place = self._draw(self._kept_places(leavers))
+        return None if place < 0 else self._keys[place]
 
     def evict(self, count: int, leavers: Leavers) -> list[Key]:
-        """See `CachePolicy`; those that may leave are looked for once."""
-        free = self._free(leavers)
+        """See `CachePolicy`; those that may not leave are looked for once."""
+        kept = self._kept_places(leavers)
         victims: list[Key] = []
-        while free and len(victims) < count:
-            victim = free.pop(self._random.choice(range(len(free))))
-            del self._keys[victim]
+        while len(victims) < count:
+            place = self._draw(kept)
+            if place < 0:
+                break
+            victim = self._keys[place]
             victims.append(victim)
+            self.removed(victim)
+            kept = [other - (other > place) for other in kept]
         return victims
 
-    def _free(self, leavers: Leavers) -> list[Key]:
-        """Keys that may leave, in order of admission."""
-        free: list[Key] = []
-        for key in self._keys:
-            if leavers.allow(key):
-                free.append(key)
-        return free
+    def _draw(self, kept: list[int]) -> int:
+        """The place of one that may leave, or -1; `kept` are the places of the others, in order."""
+        if len(kept) == len(self._keys):
+            return -1
+        place: int = self._random.choice(range(len(self._keys) - len(kept)))
+        for other in kept:
+            if other > place:
+                break
+            place += 1
+        return place
+
+    def _kept_places(self, leavers: Leavers) -> list[int]:
+        """The places of those that may not leave, in order."""
+        kept = leavers.kept_back()
+        if kept is None:
+            return [place for place, key in enumerate(self._keys) if not leavers.allow(key)]
+        numbers = self._numbers
+        return [
+            bisect_left(numbers, number) for number in sorted({self._number_of.get(key, -1) for key in kept} - {-1})
+        ]

@@ -9,11 +9,14 @@ cpdef for_look_ups(items)
 
 cdef class Unneeded(Leavers):
     cdef list _places
+    cdef list _under_way
     cdef public Py_ssize_t layer
     cdef public object active
 
     @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t, places=bytearray)
     cpdef bint allow(self, tuple key)
+    @cython.locals(kept=list, loads=list, load=Load)
+    cpdef list kept_back(self)
 
 
 cdef class Unforeseen(Leavers):
@@ -25,6 +28,8 @@ cdef class Unforeseen(Leavers):
     cpdef foresee(self, experts)
     @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t)
     cpdef bint allow(self, tuple key)
+    @cython.locals(kept=list)
+    cpdef list kept_back(self)
 
 
 cdef class Except(Leavers):
@@ -32,6 +37,8 @@ cdef class Except(Leavers):
     cdef Leavers _others
 
     cpdef bint allow(self, tuple key)
+    @cython.locals(kept=list)
+    cpdef list kept_back(self)
 
 
 cdef class Residency:

@@ -30,15 +30,16 @@ class Unneeded(Leavers):
     """What has landed may leave, but for what the current layer still has to run.
 
     Args:
-        places: as of `Residency`.
+        places, under_way: as of `Residency`.
 
     Attributes:
         layer: the current one.
         active: those of its experts.
     """
 
-    def __init__(self, places: list[bytearray]) -> None:
+    def __init__(self, places: list[bytearray], under_way: list[list[Load]]) -> None:
         self._places = places
+        self._under_way = under_way
         self.layer = -1
         self.active: Collection[int] = ()
 
@@ -47,6 +48,16 @@ class Unneeded(Leavers):
         layer, expert = key
         places = self._places[layer]
         return places[expert] == LANDED and (layer != self.layer or expert not in self.active)
+
+    def kept_back(self) -> list[Key]:
+        """See `Leavers`."""
+        kept: list[Key] = []
+        for loads in self._under_way:
+            for load in loads:
+                kept.append(load.key)
+        for expert in self.active:
+            kept.append((self.layer, expert))
+        return kept
 
 
 class Unforeseen(Leavers):
@@ -78,6 +89,13 @@ class Unforeseen(Leavers):
         layer, expert = key
         return layer != self._unneeded.layer + 1 or not self._is_foreseen[expert]
 
+    def kept_back(self) -> list[Key]:
+        """See `Leavers`."""
+        kept = self._unneeded.kept_back()
+        for expert in self._experts:
+            kept.append((self._unneeded.layer + 1, expert))
+        return kept
+
 
 class Except(Leavers):
     """As others, without some keys."""
@@ -89,6 +107,11 @@ class Except(Leavers):
     def allow(self, key: Key) -> bool:
         """See `Leavers`."""
         return key not in self._keys and self._others.allow(key)
+
+    def kept_back(self) -> list[Key] | None:
+        """See `Leavers`."""
+        kept = self._others.kept_back()
+        return None if kept is None else [*kept, *self._keys]
 
 
 class Residency:

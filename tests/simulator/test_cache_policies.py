@@ -14,8 +14,9 @@ from simulator.policies.cache import CACHE_POLICIES, Key, make_cache_policy
 from simulator.policies.capacity import plan_capacity
 from simulator.policies.config import OffloadConfig
 from simulator.policies.core import OffloadCore
-from simulator.policies.eviction import Partition
+from simulator.policies.eviction import Leavers, Partition
 from simulator.policies.prefetch import NoPrefetch
+from simulator.policies.recency import Random
 from simulator.policies.utility_config import UtilityConfig
 from tests.simulator.builders import Only, make_config, make_hardware, make_shape, mixed_trace, room_for
 from tests.simulator.driver import driver_for
@@ -243,6 +244,43 @@ def test_heap_of_scored_policies_holds_each_expert_once() -> None:
     policy.used((0, 3))
     assert len(policy._heap.ranks) == 8  # type: ignore[attr-defined]
     assert policy.choose_victim(Only(lambda key: key[1] in (3, 4))) == (0, 4)
+
+
+class Checking(Random):
+    """Checks at each eviction that those who may not leave are told alike one by one and all at once."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__(partition)
+        self.held: set[Key] = set()
+        self.kept: list[set[Key]] = []
+
+    def admitted(self, key: Key) -> None:
+        super().admitted(key)
+        self.held.add(key)
+
+    def removed(self, key: Key) -> None:
+        super().removed(key)
+        self.held.discard(key)
+
+    def evict(self, count: int, leavers: Leavers) -> list[Key]:
+        told = leavers.kept_back()
+        assert told is not None
+        self.kept.append(self.held & set(told))
+        assert self.kept[-1] == {key for key in self.held if not leavers.allow(key)}
+        return super().evict(count, leavers)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_who_may_not_leave_is_told_alike_one_by_one_and_all_at_once(
+    scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CACHE_POLICIES, "random", Checking)
+    for seed in range(4):
+        trace = mixed_trace(make_shape(layers=5), seed=seed)
+        driver = driver_for(make_config("random", "quasi-hidden", scope=scope, budget_bytes=20_000), trace, 4)
+        driver.run(trace)
+        kept = [keys for policy in driver.core._cache if isinstance(policy, Checking) for keys in policy.kept]
+        assert any(kept) and len(kept) > 20
 
 
 def test_no_cache_keeps_nothing_after_its_layer() -> None:
