@@ -216,7 +216,10 @@ class Trace:
         """As `pass_experts`, with the number of tokens of the pass that go to each expert."""
         ids = self.experts if source is None else self.predictions(source)
         rows: list[list[int]] = ids[item.start : item.stop].swapaxes(0, 1).reshape(ids.shape[1], -1).tolist()
-        counts: list[dict[int, int]] = [Counter(row) for row in rows]
+        counts: list[dict[int, int]] = []
+        for row in rows:
+            once = dict.fromkeys(row, 1)  # which is all there is to count where one token was routed
+            counts.append(once if len(once) == len(row) else Counter(row))
         for layer in counts:
             layer.pop(NO_EXPERT, None)
         return counts

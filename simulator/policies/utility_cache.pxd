@@ -54,3 +54,17 @@ cdef class UtilityCache(CachePolicy):
     cdef _rank(self, Place place, int state)
     @cython.locals(shelf=Shelf)
     cdef Shelf _shelf_of(self, Py_ssize_t layer)
+
+
+cdef class UtilityQueue:
+    cdef readonly int predicted_level
+    cdef list _heap
+    cdef readonly dict _current
+    cdef dict _of_layer
+    cdef long long _tick
+
+    cpdef push(self, tuple key, int level)
+    @cython.locals(rank=int, tick="long long", key=tuple)
+    cpdef tuple pop(self, int threshold)
+    @cython.locals(key=tuple)
+    cpdef drop_layer(self, Py_ssize_t layer)

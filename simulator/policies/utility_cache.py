@@ -9,7 +9,7 @@ only at its front).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
 from simulator.policies.utility import UtilitySignal
@@ -223,6 +223,8 @@ class UtilityQueue:
         self.predicted_level = top + 1
         self._heap: list[tuple[int, int, Key]] = []
         self._current: dict[Key, tuple[int, int]] = {}
+        self._of_layer: dict[int, list[Key]] = {}
+        """What was asked for of each layer since it last passed, of which some is no longer queued."""
         self._tick = 0
 
     def __len__(self) -> int:
@@ -233,7 +235,10 @@ class UtilityQueue:
 
     def push(self, key: Key, level: int) -> None:
         """Ask for `key`; one that is queued takes the new level, and keeps its place where that is its old one."""
-        if key in self._current and self._current[key][0] == -level:
+        current = self._current.get(key)
+        if current is None:
+            self._of_layer.setdefault(key[0], []).append(key)
+        elif current[0] == -level:
             return
         self._tick += 1
         self._current[key] = (-level, self._tick)
@@ -253,9 +258,7 @@ class UtilityQueue:
             return key
         return None
 
-    def drop(self, is_stale: Callable[[Key], bool]) -> tuple[Key, ...]:
-        """Forget requests wherever they are in the queue, such as those of a layer that has passed."""
-        stale = tuple(key for key in self._current if is_stale(key))
-        for key in stale:
-            del self._current[key]
-        return stale
+    def drop_layer(self, layer: int) -> None:
+        """Forget the requests of a layer that has passed, wherever they are in the queue."""
+        for key in self._of_layer.pop(layer, ()):
+            self._current.pop(key, None)

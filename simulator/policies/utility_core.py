@@ -37,8 +37,7 @@ class UtilityCore(OffloadCore):
         if self.log is not None:
             self.log.append(("drafting_begins", window_ns))
         self.tally.begin_drafting()
-        held = [self._residency.held(layer) for layer in range(len(self._places))]
-        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), held, self._residency.coming())
+        left_ns = self.hot.balance(window_ns, sum(self._residency.free_bytes), self._places, self._residency.coming())
         loads = tuple(self.hot.plan(self._load_wanted, left_ns, 0))
         if self.log is not None:
             self.log.append(("prefetch", loads))
@@ -47,7 +46,7 @@ class UtilityCore(OffloadCore):
     def layer_routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int] = ()) -> tuple[Key, ...]:
         """See `OffloadCore`."""
         stale = OffloadCore.layer_routed(self, layer, experts, tokens)
-        self.hot.routed(layer, experts, tokens, self._residency.held(layer))
+        self.hot.routed(layer, experts, tokens, self._places[layer])
         return stale
 
     def _plan_ahead(self, target: int, predicted: Sequence[int]) -> list[Load]:
@@ -55,7 +54,7 @@ class UtilityCore(OffloadCore):
             return OffloadCore._plan_ahead(self, target, predicted)
         wanted = self.prefetch.select(target, predicted)[: self._max_prefetch]
         self._unforeseen.foresee(wanted)
-        self.hot.name(target, wanted, self._residency.held(target))
+        self.hot.name(target, wanted, self._places[target])
         return []
 
     def _plan_behind(self, loads: list[Load]) -> None:

@@ -9,11 +9,11 @@ makes room for a hotter one even where both reach tau; copies under way count ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from simulator.policies.balancer import ExpertTimes, global_threshold, layer_thresholds, threshold_table
+from simulator.policies.balancer import ExpertTimes, Ints, global_threshold, layer_thresholds, threshold_table
 from simulator.policies.eviction import Key
 from simulator.policies.plans import UTILITY, Load
 from simulator.policies.utility import UtilitySignal
@@ -40,57 +40,58 @@ class UtilityLoads:
         self._times = times
         self._top = signal.top
         self._most = times.device_ns.shape[1] - 1
-        self._frequencies = np.zeros(signal.states.shape, dtype=np.int64)
-        """Tokens that each expert served when its layer last ran, cut to what the times know [L, E]."""
         layers = len(signal.states)
+        self._ran: list[tuple[Sequence[int], Sequence[int]]] = [((), ())] * layers
+        """Experts that each layer last ran, and how many tokens each served [L]."""
+        self._always = config.loads == "always"
         self.thresholds: list[int] = [config.tau or signal.top + 1] * layers
         self.copy_ns: list[int] = times.copy_ns.tolist()
         self._queue = UtilityQueue(signal.top)
         self._named: set[Key] = set()
         """Keys of the queue that a predictor named."""
 
-    def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int], held: Collection[int]) -> None:
+    def routed(self, layer: int, experts: Sequence[int], tokens: Sequence[int], places: bytearray) -> None:
         """`layer` is about to run: what was asked for it is too late, and its utilities have moved.
 
         Args:
             layer: MoE layer index.
             experts, tokens: what it runs, and how many tokens each serves.
-            held: its experts with a place on the device.
+            places: of its experts; not 0 for those with a place on the device.
         """
         self._named.clear()
-        self._queue.drop(lambda key: key[0] == layer)
-        row = self._frequencies[layer]
-        row[:] = 0
-        row[list(experts)] = tokens
-        np.minimum(row, self._most, out=row)
-        if self._config.loads == "always" and self.thresholds[layer] <= self._top:
-            self._ask(layer, held)
+        self._queue.drop_layer(layer)
+        self._ran[layer] = experts, tokens
+        if self._always:
+            self._ask(layer, places)
 
-    def balance(self, window_ns: int, free_bytes: int, held: Sequence[Collection[int]], coming: Iterable[Key]) -> int:
+    def balance(self, window_ns: int, free_bytes: int, places: Sequence[bytearray], coming: Iterable[Key]) -> int:
         """Set the thresholds for the pass to come, and ask for what reaches them.
 
         Args:
             window_ns: time in which loads can hide.
             free_bytes: device memory for experts that is free.
-            held: per layer its experts with a place on the device.
+            places: of the experts of each layer; not 0 for those with a place on the device.
             coming: copies that are queued or in flight.
 
         Returns:
             what of the time those copies leave.
         """
-        left_ns = max(0, window_ns - sum(self.copy_ns[layer] for layer, _ in coming))
+        left_ns = window_ns
+        for layer, _ in coming:
+            left_ns -= self.copy_ns[layer]
+        left_ns = max(0, left_ns)
         if self._config.tau is None:
-            self._choose(left_ns, free_bytes, held)
+            self._choose(left_ns, free_bytes, places)
         self._queue = UtilityQueue(self._top)
-        for layer, experts in enumerate(held):
-            self._ask(layer, experts)
+        for layer in range(len(places)):
+            self._ask(layer, places[layer])
         return left_ns
 
-    def name(self, layer: int, experts: Iterable[int], held: Collection[int]) -> None:
+    def name(self, layer: int, experts: Iterable[int], places: bytearray) -> None:
         """A predictor names experts of the next layer (Speculating Experts, arXiv 2603.19289): asked for before all
         others, until that layer runs."""
         for expert in experts:
-            if expert not in held:
+            if not places[expert]:
                 self._queue.push((layer, expert), self._queue.predicted_level)
                 self._named.add((layer, expert))
 
@@ -104,13 +105,13 @@ class UtilityLoads:
             under_way: how many of these loads are queued or in flight.
         """
         loads: list[Load] = []
-        queue, limit = self._queue, self._config.in_flight if self._config.loads == "always" else 0
+        queue, limit = self._queue, self._config.in_flight if self._always else 0
         while True:
             has_time = window_ns is not None or under_way < limit
             key = queue.pop(1 if has_time else queue.predicted_level)
             if key is None:
                 return loads
-            level = int(self._signal.states[key])
+            level = self._signal.state(key[0], key[1])
             if window_ns is not None:
                 window_ns -= self.copy_ns[key[0]]
                 if window_ns < 0:
@@ -121,21 +122,22 @@ class UtilityLoads:
                 loads.append(one)
                 under_way += one.reason == UTILITY
 
-    def _ask(self, layer: int, held: Collection[int]) -> None:
+    def _ask(self, layer: int, places: bytearray) -> None:
         """Requests for experts of a layer that reach its threshold and have no place."""
-        states = self._signal.states[layer]
-        for expert in np.flatnonzero(states >= self.thresholds[layer]).tolist():
-            if expert not in held:
-                self._queue.push((layer, expert), int(states[expert]))
+        least = self.thresholds[layer]
+        if least > self._top:
+            return
+        cells, first = self._signal.cells, layer * self._signal.num_experts
+        for expert in range(len(places)):
+            if cells[first + expert] >= least and not places[expert]:
+                self._queue.push((layer, expert), cells[first + expert])
 
-    def _choose(self, window_ns: int, free_bytes: int, held: Sequence[Collection[int]]) -> None:
+    def _choose(self, window_ns: int, free_bytes: int, places: Sequence[bytearray]) -> None:
         """The thresholds that the balancer finds."""
         states = self._signal.states.astype(np.int64)
         layers = len(states)
-        resident = np.zeros(states.shape, dtype=np.bool_)
-        for layer, experts in enumerate(held):
-            resident[layer, list(experts)] = True
-        table = threshold_table(states, self._frequencies, resident, self._times, self._top)
+        resident = np.frombuffer(b"".join(places), dtype=np.uint8).reshape(states.shape) > 0
+        table = threshold_table(states, self._frequencies(), resident, self._times, self._top)
         objective = self._config.objective
         if self._config.scope == "pass":
             self.thresholds[:] = [global_threshold(table, free_bytes, window_ns, objective)] * layers
@@ -143,3 +145,15 @@ class UtilityLoads:
             memory = np.full(layers, free_bytes // layers)
             window = np.full(layers, window_ns // layers)
             self.thresholds[:] = layer_thresholds(table, memory, window, objective).tolist()
+
+    def _frequencies(self) -> Ints:
+        """Tokens that each expert served when its layer last ran, cut to what the times know [L, E]."""
+        layers, width = len(self._ran), self._signal.num_experts
+        cells: list[int] = []
+        served: list[int] = []
+        for layer, (experts, tokens) in enumerate(self._ran):
+            cells += [layer * width + expert for expert in experts]
+            served += tokens
+        frequencies = np.zeros(layers * width, dtype=np.int64)
+        frequencies[cells] = served
+        return np.asarray(np.minimum(frequencies, self._most).reshape(layers, width))
