@@ -14,17 +14,18 @@ calibration. A new signal is one class here and one line in `UTILITY_SIGNALS`; a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.policies.errors import unknown_name
 from trace_capture.errors import ConfigError
 
-Ids = npt.NDArray[np.integer]
-"""Routed experts of one layer in one pass [T, K]."""
-States = npt.NDArray[np.int64]
+if TYPE_CHECKING:  # else imported where it is used: the names of policies must be there at once
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids = npt.NDArray[np.integer]
+    """Routed experts of one layer in one pass [T, K]."""
+    States = npt.NDArray[np.int64]
 
 TOP_STATE = 5
 
@@ -53,6 +54,8 @@ class Fluctuations:
 
 def activation_frequency(ids: Ids, num_experts: int) -> States:
     """By how many tokens of a pass each expert is used, 0..T, int64 [E]; rows that were not routed count nothing."""
+    import numpy as np
+
     return np.bincount(ids.ravel(), minlength=num_experts)[:num_experts]
 
 
@@ -153,6 +156,8 @@ class UtilitySignal:
     @property
     def states(self) -> npt.NDArray[np.int8]:
         """Utilities, a view of `cells` [L, E]."""
+        import numpy as np
+
         return np.frombuffer(self.cells, dtype=np.int8).reshape(-1, self.num_experts)
 
     def state(self, layer: int, expert: int) -> int:
@@ -162,7 +167,7 @@ class UtilitySignal:
     def observe(self, layer: int, ids: Ids) -> None:
         """`layer` was routed to `ids` [T, K] in a decode or verify pass; its utilities move."""
         frequency = activation_frequency(ids if self.sees_drafts else ids[-1:], self.num_experts)
-        experts = np.flatnonzero(frequency)
+        experts = frequency.nonzero()[0]
         self.count(layer, experts.tolist(), frequency[experts].tolist())
 
     def route(self, layer: int, experts: Sequence[int], tokens: Sequence[int]) -> None:

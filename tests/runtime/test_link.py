@@ -18,6 +18,14 @@ def job(expert: int, priority: int = 0) -> CopyJob:
     return CopyJob((0, expert), BYTES, "demand", priority, [(torch.zeros(BYTES // 4), source)])
 
 
+def let_begin(first: CopyJob) -> None:
+    """Wait until the link's thread has taken a copy up."""
+    stop_s = time.monotonic() + 10
+    while not first.start_ns:
+        assert time.monotonic() < stop_s, "the link does not begin"
+        time.sleep(0.0005)
+
+
 @pytest.fixture
 def link() -> Iterator[EmulatedLink]:
     """4 MB/s and 1 ms per copy: 11 ms for each of the test's copies."""
@@ -49,8 +57,9 @@ def test_nothing_is_reported_before_its_time(link: EmulatedLink) -> None:
 
 
 def test_demand_overtakes_queued_prefetches_but_not_the_copy_that_has_begun(link: EmulatedLink) -> None:
-    link.submit([job(expert, priority=1) for expert in range(3)])
-    time.sleep(0.003)
+    jobs = [job(expert, priority=1) for expert in range(3)]
+    link.submit(jobs)
+    let_begin(jobs[0])
     link.submit([job(9, priority=0)])
     link.wait([(0, expert) for expert in (0, 1, 2, 9)])
     assert link.drain() == [(0, 0), (0, 9), (0, 1), (0, 2)]
@@ -59,7 +68,7 @@ def test_demand_overtakes_queued_prefetches_but_not_the_copy_that_has_begun(link
 def test_a_queued_copy_can_be_withdrawn_and_a_begun_one_cannot(link: EmulatedLink) -> None:
     jobs = [job(0), job(1)]
     link.submit(jobs)
-    time.sleep(0.003)
+    let_begin(jobs[0])
     assert link.cancel((0, 1))
     assert not link.cancel((0, 0))
     link.wait([(0, 0), (0, 1)])
@@ -69,8 +78,9 @@ def test_a_queued_copy_can_be_withdrawn_and_a_begun_one_cannot(link: EmulatedLin
 
 
 def test_a_key_can_be_submitted_again_after_it_was_withdrawn(link: EmulatedLink) -> None:
-    link.submit([job(0), job(1)])
-    time.sleep(0.003)
+    jobs = [job(0), job(1)]
+    link.submit(jobs)
+    let_begin(jobs[0])
     link.cancel((0, 1))
     again = job(1)
     link.submit([again])
@@ -108,8 +118,9 @@ def test_a_link_that_fails_between_copies_tells_whoever_waits_next(
 
 
 def test_a_queued_demand_is_seen_until_it_is_withdrawn(link: EmulatedLink) -> None:
-    link.submit([job(0, priority=1), job(1, priority=1)])
-    time.sleep(0.003)
+    jobs = [job(0, priority=1), job(1, priority=1)]
+    link.submit(jobs)
+    let_begin(jobs[0])
     assert not link._has_demand()
     link.submit([job(2, priority=0)])
     assert link._has_demand()
