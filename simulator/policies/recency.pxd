@@ -1,30 +1,25 @@
 cimport cython
 
 from simulator.policies.eviction cimport CachePolicy, Leavers
-from simulator.policies.seats cimport Seat, SeatTable
+from simulator.policies.seats cimport Seat, SeatQueue, SeatTable
 
 
 cdef class Lru(CachePolicy):
     cdef SeatTable _table
-    cdef list _queue
-    cdef Py_ssize_t _head
-    cdef Py_ssize_t _held
+    cdef SeatQueue _queue
 
-    @cython.locals(seat=Seat)
     cpdef admitted(self, tuple key)
+    cpdef used(self, tuple key)
     @cython.locals(seat=Seat)
     cpdef removed(self, tuple key)
-    @cython.locals(seats=list, queue=list, seat=Seat, expert=Py_ssize_t)
+    @cython.locals(seats=list, queue=SeatQueue, expert=Py_ssize_t)
     cpdef all_admitted(self, list row, experts)
-    @cython.locals(seats=list, queue=list, seat=Seat, expert=Py_ssize_t)
+    @cython.locals(seats=list, queue=SeatQueue, expert=Py_ssize_t)
     cpdef all_used(self, list row, experts)
-    @cython.locals(victims=list, key=tuple, seat=Seat)
+    @cython.locals(victims=list, key=tuple)
     cpdef list evict(self, Py_ssize_t count, Leavers leavers)
-    @cython.locals(queue=list, place=Py_ssize_t, first=Py_ssize_t, found=list, seat=Seat, key=tuple)
+    @cython.locals(queue=SeatQueue, place=Py_ssize_t, found=list, key=tuple)
     cdef list _oldest(self, Py_ssize_t count, Leavers leavers)
-    @cython.locals(queue=list, kept=list, seat=Seat, place=Py_ssize_t)
-    cdef _tidy(self)
-    cdef _enqueue(self, Seat seat)
 
 
 cdef class Random(CachePolicy):

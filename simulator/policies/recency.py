@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from simulator.policies.eviction import UNSPECIFIED, CachePolicy, Key, Leavers, Partition
-from simulator.policies.seats import Seat, SeatTable
+from simulator.policies.seats import SeatQueue, SeatTable
 
 
 class Lru(CachePolicy):
     """Least recently used leaves first.
 
-    A queue of uses, in which only the latest of each expert counts; those that do not are left out when most do not.
-    To be used is then one entry more, which takes less time than finding an expert in an ordered dictionary.
+    A queue of uses, in which only the latest of each expert counts. To be used is then one entry more, which takes less
+    time than finding an expert in an ordered dictionary.
     """
 
     evicts_ahead = True
@@ -22,29 +22,23 @@ class Lru(CachePolicy):
     def __init__(self, partition: Partition = UNSPECIFIED) -> None:
         super().__init__(partition)
         self._table = SeatTable()
-        self._queue: list[Seat] = []
-        self._head = 0
-        """Before it no entry counts."""
-        self._held = 0
-        """How many experts are on the device."""
+        self._queue = SeatQueue(1)
+        """Of those on the device."""
 
     def admitted(self, key: Key) -> None:
         """See `CachePolicy`."""
-        seat = self._table.find(key)
-        self._held += seat.place < 0
-        self._enqueue(seat)
+        self._queue.append(self._table.find(key))
 
     def used(self, key: Key) -> None:
         """See `CachePolicy`."""
-        self._tidy()
-        self._enqueue(self._table.find(key))
+        self._queue.tidy()
+        self._queue.requeue(self._table.find(key))
 
     def removed(self, key: Key) -> None:
         """See `CachePolicy`."""
         seat = self._table.find(key)
         if seat.place >= 0:
-            seat.place = -1
-            self._held -= 1
+            self._queue.drop(seat)
 
     def choose_victim(self, leavers: Leavers) -> Key | None:
         """See `CachePolicy`."""
@@ -55,61 +49,34 @@ class Lru(CachePolicy):
         """See `CachePolicy`."""
         seats, queue = self._table.of_row(row), self._queue
         for expert in experts:
-            seat = seats[expert]
-            self._held += seat.place < 0
-            seat.place = len(queue)
-            queue.append(seat)
+            queue.append(seats[expert])
 
     def all_used(self, row: Sequence[Key], experts: Sequence[int]) -> None:
         """See `CachePolicy`."""
-        self._tidy()
         seats, queue = self._table.of_row(row), self._queue
+        queue.tidy()
         for expert in experts:
-            seat = seats[expert]
-            seat.place = len(queue)
-            queue.append(seat)
+            queue.requeue(seats[expert])
 
     def evict(self, count: int, leavers: Leavers) -> list[Key]:
         """See `CachePolicy`; one walk from the oldest on."""
         victims = self._oldest(count, leavers)
         for key in victims:
-            seat = self._table.find(key)
-            seat.place = -1
-        self._held -= len(victims)
+            self._queue.drop(self._table.find(key))
         return victims
 
     def _oldest(self, count: int, leavers: Leavers) -> list[Key]:
         """At most so many that may leave, the oldest first."""
-        queue, place, first = self._queue, self._head, -1
+        queue = self._queue
+        place = queue.first()
         found: list[Key] = []
-        while place < len(queue) and len(found) < count:
-            seat = queue[place]
-            if seat.place == place:
-                if first < 0:
-                    first = place
-                key = self._table.key_of(seat)
+        while place < len(queue.entries) and len(found) < count:
+            if queue.counts(place):
+                key = self._table.key_of(queue.entries[place])
                 if leavers.allow(key):
                     found.append(key)
             place += 1
-        self._head = first if first >= 0 else place
         return found
-
-    def _tidy(self) -> None:
-        """Leave out the entries that do not count, once they are many."""
-        if len(self._queue) <= 4 * self._held + 64:
-            return
-        queue = self._queue
-        kept: list[Seat] = []
-        for place in range(self._head, len(queue)):
-            seat = queue[place]
-            if seat.place == place:
-                seat.place = len(kept)
-                kept.append(seat)
-        self._queue, self._head = kept, 0
-
-    def _enqueue(self, seat: Seat) -> None:
-        seat.place = len(self._queue)
-        self._queue.append(seat)
 
 
 class NoCache(Lru):

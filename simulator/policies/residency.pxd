@@ -64,9 +64,11 @@ cdef class Residency:
     cpdef land(self, keys)
     @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t, places=bytearray, policy=CachePolicy)
     cpdef leave(self, tuple key)
-    @cython.locals(load=Load)
+    @cython.locals(layer=Py_ssize_t, expert=Py_ssize_t, load=Load)
     cpdef Load coming_load(self, tuple key)
     @cython.locals(under_way=list, place=Py_ssize_t, load=Load, key=tuple)
+    cdef Py_ssize_t _find_coming(self, Py_ssize_t layer, Py_ssize_t expert) except -1
+    @cython.locals(under_way=list, place=Py_ssize_t, load=Load)
     cdef _withdraw(self, Py_ssize_t layer, Py_ssize_t expert)
     @cython.locals(keys=list, load=Load, key=tuple)
     cpdef tuple not_asked(self, Py_ssize_t layer, awaited)

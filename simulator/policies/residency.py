@@ -65,7 +65,6 @@ class Unforeseen(Leavers):
 
     Args:
         unneeded: the others.
-
         num_experts: E.
     """
 
@@ -219,22 +218,30 @@ class Residency:
 
     def coming_load(self, key: Key) -> Load:
         """The load of a key that is under way."""
-        for load in self.under_way[key[0]]:
-            if load.key == key:
-                return load
-        raise KeyError(f"no copy of {key} is under way")
+        layer, expert = key
+        return self.under_way[layer][self._find_coming(layer, expert)]
 
-    def _withdraw(self, layer: int, expert: int) -> None:
-        """A copy is no longer under way."""
+    def _find_coming(self, layer: int, expert: int) -> int:
+        """The place of an expert's load among those of its layer that are under way.
+
+        Raises:
+            KeyError: it has none.
+        """
         under_way = self.under_way[layer]
         for place in range(len(under_way)):
             load = under_way[place]
             key = load.key
             if key[1] == expert:
-                del under_way[place]
-                if load.priority == BEHIND_PRIORITY:
-                    self.num_behind -= 1
-                return
+                return place
+        raise KeyError(f"no copy of expert {expert} of MoE layer {layer} is under way")
+
+    def _withdraw(self, layer: int, expert: int) -> None:
+        """A copy is no longer under way."""
+        under_way, place = self.under_way[layer], self._find_coming(layer, expert)
+        load = under_way[place]
+        del under_way[place]
+        if load.priority == BEHIND_PRIORITY:
+            self.num_behind -= 1
 
     def coming(self) -> Iterator[Key]:
         """Copies under way, layer by layer in order of submission."""

@@ -98,7 +98,13 @@ class SeatQueue:
         self.held -= 1
 
     def requeue(self, seat: Seat) -> None:
-        """One moves to the end."""
+        """One moves to the end.
+
+        Raises:
+            KeyError: it is not in this queue.
+        """
+        if seat.place < 0 or seat.queue != self.number:
+            raise KeyError(f"expert {seat.expert} of MoE layer {seat.layer} is not in the queue")
         seat.place = len(self.entries)
         self.entries.append(seat)
 

@@ -295,3 +295,15 @@ def test_no_cache_keeps_nothing_after_its_layer() -> None:
 def test_unknown_policy_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown cache policy 'lru2'; did you mean 'lru'.*lfu-ageing"):
         make_cache_policy("lru2")
+
+
+@pytest.mark.parametrize("held", [(), (0,)])
+def test_lru_refuses_the_use_of_what_it_does_not_hold(held: tuple[int, ...]) -> None:
+    policy = make_cache_policy("lru")
+    for expert in held:
+        policy.admitted((0, expert))
+        policy.removed((0, expert))
+    with pytest.raises(KeyError):
+        policy.used((0, 0))
+    with pytest.raises(KeyError):
+        policy.all_used([(0, 0), (0, 1)], [0])

@@ -185,3 +185,15 @@ def test_no_prefetch_in_a_prefill() -> None:
     core.layer_routed(0, [0, 1, 2])
     core.next_wave()
     assert core.plan_prefetch([3, 4, 5]) == ()
+
+
+@pytest.mark.parametrize("call", ["landed", "cancelled"])
+def test_a_copy_that_is_not_under_way_can_neither_land_nor_be_withdrawn(call: str) -> None:
+    core = OffloadCore.from_config(make_config("lru", budget_bytes=8000), make_shape(layers=2, experts=6, top_k=2))
+    core.begin_pass(False)
+    core.layer_routed(0, [0, 1])
+    core.next_wave()
+    core.landed((0, 0))
+    for key in [(0, 0), (0, 5)]:
+        with pytest.raises(KeyError):
+            getattr(core, call)(key)
